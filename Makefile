@@ -1,0 +1,38 @@
+# Everything from a bare clone: each target makes the virtual environment and installs what it needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.train  ## train the embedded policy on the embedded catalogue (10 minutes on two cores)
+	$(BIN)/python trainers/gigpo_fsdp.py
+
+test: $(VENV)/.dev  ## the whole test suite without optional extras
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev  ## what CI checks besides the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ShopGym needs Python 3.11 or 3.12; set PYTHON=python3.12, for instance")'
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is newer than what it was made from, so that pip runs only after a change of the dependencies.
+$(VENV)/.train: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e ".[train]"
+	touch $@
+
+$(VENV)/.dev: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e ".[train,nouns,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
