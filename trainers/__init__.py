@@ -1,0 +1,1 @@
+"""GiGPO training of text agents: advantages, losses, a sharded actor, checkpoints, evaluation, imitation."""

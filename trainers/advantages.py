@@ -1,0 +1,210 @@
+"""How the rewards of a rollout become one advantage per row (section 7 of the design).
+
+Pure functions of numpy arrays; the order of the rows never matters, to the last bit, because every sum runs over
+sorted values. Each costs one sort of the rows.
+
+Dimensions: N rows (one per real environment step), G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from typing import Literal
+
+import numpy as np
+
+from rollout.types import StepBatch
+
+EPSILON = 1e-6
+"""Added to a standard deviation before dividing by it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdvantageConfig:
+    """How returns become advantages."""
+
+    adv_estimator: str = "gigpo"
+    """Name in `ESTIMATORS`."""
+    gamma: float = 0.95
+    """Discount per environment step, in (0, 1]."""
+    step_advantage_w: float = 1.0
+    """Weight of the step advantage against the episode advantage, at least 0."""
+    mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
+    """Whether a difference to the mean is also divided by the sample standard deviation."""
+    baseline: Literal["episode", "step"] = "episode"
+    """What the mean of a group runs over: each episode once without penalties, or every row with them."""
+    enable_similarity: bool = False
+    """Compare steps on similar pages of a group, not only on equal ones."""
+    similarity_thresh: float = 0.95
+    """Least ratio of difflib's SequenceMatcher between similar pages, in (0, 1]."""
+    invalid_action_penalty_coef: float = 0.1
+    """Reward units taken from the row of a malformed reply, at least 0; 0 is off."""
+
+    def __post_init__(self) -> None:
+        if self.adv_estimator not in ESTIMATORS:
+            raise ValueError(f"adv_estimator must be one of {', '.join(ESTIMATORS)}, got {self.adv_estimator!r}")
+        if not 0.0 < self.gamma <= 1.0:
+            raise ValueError(f"gamma must be in (0, 1], got {self.gamma}")
+        if self.step_advantage_w < 0.0:
+            raise ValueError(f"step_advantage_w must be at least 0, got {self.step_advantage_w}")
+        if self.mode not in ("mean_norm", "mean_std_norm"):
+            raise ValueError(f"mode must be mean_norm or mean_std_norm, got {self.mode!r}")
+        if self.baseline not in ("episode", "step"):
+            raise ValueError(f"baseline must be episode or step, got {self.baseline!r}")
+        if not 0.0 < self.similarity_thresh <= 1.0:
+            raise ValueError(f"similarity_thresh must be in (0, 1], got {self.similarity_thresh}")
+        if self.invalid_action_penalty_coef < 0.0:
+            raise ValueError(f"invalid_action_penalty_coef must be at least 0, got {self.invalid_action_penalty_coef}")
+
+
+def with_advantages(batch: StepBatch, config: AdvantageConfig) -> StepBatch:
+    """The batch with `step_return` and `advantage` filled in: the one call that the main loop makes.
+
+    `step_return` is the discounted return less the penalty of its own row. Rows of weight 0 get 0 in both columns
+    and have no influence on the others, as if they were not there.
+    """
+    step_return = np.zeros(len(batch), dtype=np.float32)
+    advantage = np.zeros(len(batch), dtype=np.float32)
+    real = np.flatnonzero(batch.row_weight > 0)
+    if len(real):
+        rows = batch.select(real)
+        returns = discounted_returns(rows.reward, rows.episode_id, rows.step_index, gamma=config.gamma)
+        rows = replace(rows, step_return=returns - penalties(rows, config))
+        step_return[real] = rows.step_return
+        advantage[real] = ESTIMATORS[config.adv_estimator](rows, config)
+    return replace(batch, step_return=step_return, advantage=advantage)
+
+
+def discounted_returns(
+    rewards: np.ndarray, episode_ids: np.ndarray, step_index: np.ndarray, *, gamma: float
+) -> np.ndarray:
+    """What each step still had ahead of it: G_t = r_t + gamma G_{t+1} within its episode.
+
+    Args:
+        rewards: float32 [N], from the environment alone.
+        episode_ids: int64 [N].
+        step_index: int32 [N], rising within an episode; the order of the rows is free.
+        gamma: Discount per step.
+
+    Returns:
+        float32 [N] (added up in float64).
+    """
+    order = np.lexsort((step_index, episode_ids))
+    ordered_ids = episode_ids[order]
+    starts = np.flatnonzero(np.r_[True, ordered_ids[1:] != ordered_ids[:-1]]) if len(order) else np.zeros(0, int)
+    lengths = np.diff(np.r_[starts, len(order)])
+    returns = np.asarray(rewards, dtype=np.float64)[order]
+    for offset in range(2, int(lengths.max(initial=0)) + 1):  # from the second-last step of every episode backwards
+        rows = (starts + lengths - offset)[lengths >= offset]
+        returns[rows] += gamma * returns[rows + 1]
+    result = np.empty(len(order), dtype=np.float32)
+    result[order] = returns
+    return result
+
+
+def penalties(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """float32 [N]: what a malformed reply costs its own row; earlier steps never see it."""
+    return np.where(batch.format_valid, 0.0, config.invalid_action_penalty_coef).astype(np.float32)
+
+
+def compare_within_groups(values: np.ndarray, group_ids: np.ndarray, *, mode: str = "mean_norm") -> np.ndarray:
+    """Compare each row only with its own group.
+
+    Args:
+        values: float32 [N], in reward units.
+        group_ids: int64 [N], equal for rows that may be compared.
+        mode: "mean_norm" subtracts the group's mean; "mean_std_norm" also divides by its sample standard deviation.
+
+    Returns:
+        float32 [N]. A group of one, and a group of equal values, get exactly 0.
+    """
+    group, mean, std, is_constant = _group_moments(values, group_ids)
+    return _normalise(values, mean[group], std[group], is_constant[group], mode=mode)
+
+
+def episode_advantages(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """How much better each row's episode did than its siblings, float32 [N]; a group of one episode gets exactly 0."""
+    scores = batch.episode_return - penalties(batch, config)
+    if config.baseline == "step":
+        return compare_within_groups(scores, batch.group_id, mode=config.mode)
+    _, first_rows = np.unique(batch.episode_id, return_index=True)
+    _, mean, std, is_constant_return = _group_moments(batch.episode_return[first_rows], batch.group_id[first_rows])
+    group, _, _, is_constant = _group_moments(scores, batch.group_id)
+    is_lone = np.bincount(np.unique(batch.group_id[first_rows], return_inverse=True)[1]) == 1
+    # Where only a penalty tells the rows apart there is no spread of returns to divide by.
+    std = np.where(is_constant_return, 1.0 - EPSILON, std)
+    return _normalise(scores, mean[group], std[group], (is_constant | is_lone)[group], mode=config.mode)
+
+
+def step_advantages(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """How much better it went on from a page than from the same page elsewhere in the group, float32 [N]."""
+    if config.enable_similarity:
+        pages = similar_pages(batch, threshold=config.similarity_thresh)
+    else:
+        pages = batch.anchor_id
+    _, page = np.unique(pages, return_inverse=True)
+    _, group = np.unique(batch.group_id, return_inverse=True)
+    return compare_within_groups(batch.step_return, group * (page.max(initial=0) + 1) + page, mode=config.mode)
+
+
+def similar_pages(batch: StepBatch, *, threshold: float) -> np.ndarray:
+    """int64 [N]: the anchor that stands for each row's page within its group.
+
+    First fit against the first anchor of each cluster, rows taken by (episode_id, step_index). An anchor seen
+    before falls where it fell before, so that each distinct anchor of a group is compared once.
+    """
+    leaders: dict[int, list[int]] = {}
+    chosen: dict[tuple[int, int], int] = {}
+    result = np.empty(len(batch), dtype=np.int64)
+    for row in np.lexsort((batch.step_index, batch.episode_id)):
+        group, anchor = int(batch.group_id[row]), int(batch.anchor_id[row])
+        if (group, anchor) not in chosen:
+            known = leaders.setdefault(group, [])
+            text = batch.anchor_texts[anchor]
+            fits = (a for a in known if SequenceMatcher(None, batch.anchor_texts[a], text).ratio() >= threshold)
+            leader = next(fits, anchor)
+            if leader == anchor:
+                known.append(anchor)
+            chosen[group, anchor] = leader
+        result[row] = chosen[group, anchor]
+    return result
+
+
+def gigpo(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """Group-in-group: the episode among its siblings, plus the step among the visits to its page."""
+    return episode_advantages(batch, config) + np.float32(config.step_advantage_w) * step_advantages(batch, config)
+
+
+def grpo(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """The episode among its siblings, the same credit for each of its steps."""
+    return episode_advantages(batch, config)
+
+
+ESTIMATORS: dict[str, Callable[[StepBatch, AdvantageConfig], np.ndarray]] = {"gigpo": gigpo, "grpo": grpo}
+"""Estimator by name: (rows with `step_return`, config) -> float32 [N]. Register another by adding it here."""
+
+
+def _group_moments(
+    values: np.ndarray, group_ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Group number [N], and per group [G]: mean, sample standard deviation (0 for one value), all values equal."""
+    _, group = np.unique(group_ids, return_inverse=True)
+    order = np.lexsort((values, group))  # sums over sorted values do not depend on the order of the rows
+    counts = np.bincount(group)
+    starts = np.cumsum(counts) - counts
+    ordered = np.asarray(values, dtype=np.float64)[order]
+    is_constant = ordered[starts] == ordered[starts + counts - 1]
+    mean = np.where(is_constant, ordered[starts], np.add.reduceat(ordered, starts) / counts)
+    squares = np.add.reduceat((ordered - np.repeat(mean, counts)) ** 2, starts)
+    return group, mean, np.sqrt(squares / np.maximum(counts - 1, 1)), is_constant
+
+
+def _normalise(
+    values: np.ndarray, mean: np.ndarray, std: np.ndarray, is_zero: np.ndarray, *, mode: str
+) -> np.ndarray:
+    difference = np.asarray(values, dtype=np.float64) - mean
+    if mode == "mean_std_norm":
+        difference = difference / (std + EPSILON)
+    return np.where(is_zero, 0.0, difference).astype(np.float32)

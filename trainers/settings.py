@@ -1,0 +1,482 @@
+"""All settings of a training run: built-in defaults <- a recipe file <- `key=value` on the command line.
+
+The tree below is the list of keys (`docs` of each are printed by `--explain`); `ALIASES` and `NOT_NEEDED` take the
+keys of the published scripts. An unknown key is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from webshop_env.errors import ShopGymError
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class SettingsError(ShopGymError):
+    """A setting that does not exist, has the wrong type, or is out of range."""
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    only: Sequence[Any] = (),
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    why_only: str = "",
+) -> Any:
+    """A dataclass field that carries its meaning and its range.
+
+    Args:
+        default: Value when neither the recipe nor the command line names it.
+        meaning: What it is, with its unit.
+        only: The values that are taken; empty takes any of the right type.
+        at_least: Smallest value.
+        at_most: Largest value.
+        above: Value that it must exceed.
+        why_only: Why values outside `only` are refused.
+    """
+    rule = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above, "why_only": why_only}
+    if dataclasses.is_dataclass(default):
+        raise TypeError("groups are declared with group()")
+    return field(default=default, metadata={"meaning": meaning, **rule})
+
+
+def group(kind: type) -> Any:
+    """A dataclass field that holds a group of settings."""
+    return field(default_factory=kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebshopSettings:
+    data_dir: str | None = setting(None, "directory of a catalogue in WebShop's format; null is the embedded one")
+    goals: str = setting("synthetic", "which instructions are goals", only=("synthetic", "human"))
+    split_by: str = setting("goal", "whether goals or products are kept apart by the splits", only=("goal", "product"))
+    search: str = setting("bm25", "search engine", only=("bm25",), why_only="no other engine is in this version")
+    num_products: int | None = setting(None, "load only the first so many products; null loads all", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvRolloutSettings:
+    n: int = setting(8, "episodes of one goal that are compared with each other (the group size)", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    num_cpus: float = setting(0.1, "CPU share of an environment worker (counts with env.backend=ray)", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSettings:
+    env_name: str = setting("WebShop-v1", "Gymnasium id; `Webshop` is WebShop-v0 with variant verl")
+    variant: str | None = setting(None, "variant of the environment", only=(None, "verl"))
+    webshop: WebshopSettings = group(WebshopSettings)
+    seed: int = setting(0, "seed of the environments (v0: of the prices and caps drawn)", at_least=0)
+    max_steps: int = setting(15, "steps after which an episode is truncated", at_least=1)
+    history_length: int = setting(2, "last steps that a prompt shows", at_least=0)
+    prompt: str = setting("think", "prompt template: think, no_think, compact")
+    history_overflow: str = setting("oldest", "what a prompt over its limit loses first", only=("oldest", "all"))
+    memory: str = setting("history", "kind of memory", only=("history",))
+    reward: str = setting("sparse", "training reward: success_reward or 0, or the task score", only=("sparse", "score"))
+    success_reward: float = setting(10.0, "sparse reward of a won episode", above=0)
+    rollout: EnvRolloutSettings = group(EnvRolloutSettings)
+    backend: str = setting("local", "where environments run", only=("local",), why_only="ray is not in this version")
+    resources_per_worker: WorkerSettings = group(WorkerSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    train_batch_size: int = setting(16, "goals of one update", at_least=1)
+    val_batch_size: int = setting(128, "goals of one validation, a fixed list", at_least=1)
+    train_files: str | None = setting(
+        None, "goal list for training; null uses the train split", only=(None,), why_only="the splits are used directly"
+    )
+    val_files: str | None = setting(
+        None, "goal list for validation; null uses the eval split", only=(None,), why_only="the splits are used directly"
+    )
+    max_prompt_length: int = setting(4096, "tokens of a prompt, at most", at_least=16)
+    max_response_length: int = setting(512, "tokens of a reply, end of text included, at most", at_least=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GigpoSettings:
+    step_advantage_w: float = setting(1.0, "weight of the step advantage", at_least=0)
+    mode: str = setting("mean_norm", "also divide by the standard deviation?", only=("mean_norm", "mean_std_norm"))
+    baseline: str = setting("episode", "mean over episodes, or over rows as published", only=("episode", "step"))
+    enable_similarity: bool = setting(False, "compare steps on similar pages, not only on equal ones")
+    similarity_thresh: float = setting(0.95, "least similarity of two pages", above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterSettings:
+    enable: bool = setting(False, "sample on until enough groups differ", only=(False,), why_only="not in this version")
+    max_num_gen_batches: int = setting(10, "bound on the extra rollouts", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmSettings:
+    adv_estimator: str = setting("gigpo", "advantage estimator", only=("gigpo", "grpo"))
+    gamma: float = setting(0.95, "discount per environment step", above=0, at_most=1)
+    gigpo: GigpoSettings = group(GigpoSettings)
+    use_kl_in_reward: bool = setting(False, "KL as part of the reward", only=(False,), why_only="not in this version")
+    filter_groups: FilterSettings = group(FilterSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    path: str = setting("embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, or a hub id")
+    enable_gradient_checkpointing: bool = setting(False, "trade compute for memory in the backward pass")
+    lora_rank: int = setting(0, "rank of LoRA adapters; 0 trains all weights", only=(0,), why_only="not in this version")
+    use_remove_padding: bool = setting(True, "taken, always so: rows of like length share a micro-batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings:
+    lr: float = setting(1e-6, "learning rate of AdamW", at_least=0)
+    weight_decay: float = setting(0.01, "decoupled weight decay of AdamW", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorFsdpSettings:
+    param_offload: bool = setting(False, "keep weights on the CPU", only=(False,), why_only="not in this version")
+    optimizer_offload: bool = setting(
+        False, "keep optimizer state on the CPU", only=(False,), why_only="not in this version"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefFsdpSettings:
+    param_offload: bool = setting(False, "keep the reference's weights on the CPU; taken, has no effect yet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorSettings:
+    strategy: str = setting("fsdp2", "how weights are sharded", only=("fsdp2", "fsdp"), why_only="fsdp is taken as fsdp2")
+    optim: OptimSettings = group(OptimSettings)
+    grad_clip: float = setting(1.0, "largest gradient norm", above=0)
+    ppo_mini_batch_size: int = setting(64, "rows over all ranks of one optimizer step", at_least=1)
+    ppo_micro_batch_size_per_gpu: int = setting(8, "rows of one forward and backward pass, at most", at_least=1)
+    ppo_max_token_len_per_gpu: int = setting(16384, "tokens of one forward and backward pass, at most", at_least=16)
+    ppo_epochs: int = setting(1, "passes over the rows of an update", at_least=1)
+    clip_ratio_low: float = setting(0.2, "a ratio under 1 minus this earns nothing more", at_least=0, at_most=0.999)
+    clip_ratio_high: float = setting(0.2, "a ratio over 1 plus this earns nothing more", at_least=0)
+    clip_ratio_c: float = setting(3.0, "dual clip for negative advantages", above=1)
+    loss_agg_mode: str = setting(
+        "token-mean",
+        "how tokens are averaged over a mini-batch",
+        only=("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"),
+    )
+    use_kl_loss: bool = setting(True, "add the KL to the frozen reference to the loss")
+    kl_loss_coef: float = setting(0.01, "weight of that KL", at_least=0)
+    kl_loss_type: str = setting("low_var_kl", "its estimator", only=("low_var_kl", "kl", "abs", "mse"))
+    entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
+    use_invalid_action_penalty: bool = setting(True, "whether malformed replies cost reward")
+    invalid_action_penalty_coef: float = setting(0.1, "what a malformed reply costs, reward units", at_least=0)
+    fsdp_config: ActorFsdpSettings = group(ActorFsdpSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValSettings:
+    temperature: float = setting(0.4, "sampling temperature of validations; 0 is greedy", at_least=0)
+    do_sample: bool = setting(True, "false takes the most probable token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings:
+    name: str = setting("hf", "generation engine", only=("hf",), why_only="vllm is not in this version")
+    temperature: float = setting(1.0, "sampling temperature of training rollouts", above=0)
+    top_p: float = setting(1.0, "nucleus", only=(1.0,), why_only="log-probs are those of the whole distribution")
+    top_k: int = setting(-1, "off is -1 or 0", only=(-1, 0), why_only="log-probs are those of the whole distribution")
+    n: int = setting(1, "completions of a prompt", only=(1,), why_only="groups are made of environments: env.rollout.n")
+    constrained: bool = setting(False, "decode only admissible actions inside the action tag")
+    val_kwargs: ValSettings = group(ValSettings)
+    gpu_memory_utilization: float = setting(0.6, "share of the GPU for vllm", above=0, at_most=1)
+    tensor_model_parallel_size: int = setting(1, "GPUs of one vllm engine; taken, the hf engine uses one", at_least=1)
+    enforce_eager: bool = setting(False, "no CUDA graphs in vllm")
+    log_prob_micro_batch_size_per_gpu: int = setting(16, "rows of one pass for old log-probs, at most", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefSettings:
+    log_prob_micro_batch_size_per_gpu: int = setting(16, "rows of one pass of the reference, at most", at_least=1)
+    fsdp_config: RefFsdpSettings = group(RefFsdpSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorRolloutRefSettings:
+    model: ModelSettings = group(ModelSettings)
+    actor: ActorSettings = group(ActorSettings)
+    rollout: RolloutSettings = group(RolloutSettings)
+    ref: RefSettings = group(RefSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    total_updates: int = setting(150, "updates of the whole run", at_least=0)
+    test_freq: int = setting(5, "updates between validations; 0 or less validates at the end only")
+    save_freq: int = setting(10, "updates between checkpoints; 0 or less saves at the end only")
+    val_before_train: bool = setting(True, "validate before the first update")
+    logger: tuple[str, ...] = setting(("console", "tensorboard"), "where metrics go, besides metrics.jsonl")
+    project_name: str = setting("shopgym", "name of a family of runs")
+    experiment_name: str = setting("", "name of the run; empty takes the recipe's")
+    output_dir: str | None = setting(None, "run directory; null is outputs/<experiment_name>")
+    resume_from: str | None = setting(None, "run directory or checkpoint to go on from")
+    launcher: str = setting("none", "how ranks are started", only=("none",), why_only="use torchrun for many ranks")
+    n_gpus_per_node: int | None = setting(None, "ranks of a machine; null is what is there", at_least=1)
+    nnodes: int = setting(1, "machines", at_least=1)
+    seed: int = setting(0, "seed of goal order and sampling noise", at_least=0)
+
+    def __post_init__(self) -> None:
+        for name in self.logger:
+            if name not in ("console", "tensorboard"):
+                raise SettingsError(f"trainer.logger: {name!r} is not in this version; take console, tensorboard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    recipe: str = setting("tiny", "name in trainers/recipes, or a YAML file")
+    env: EnvSettings = group(EnvSettings)
+    data: DataSettings = group(DataSettings)
+    algorithm: AlgorithmSettings = group(AlgorithmSettings)
+    actor_rollout_ref: ActorRolloutRefSettings = group(ActorRolloutRefSettings)
+    trainer: TrainerSettings = group(TrainerSettings)
+
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "trainer.total_epochs": ("trainer.total_updates",),
+    "trainer.total_training_steps": ("trainer.total_updates",),
+    "trainer.resume_from_path": ("trainer.resume_from",),
+    "resume": ("trainer.resume_from",),
+    "actor_rollout_ref.actor.clip_ratio": (
+        "actor_rollout_ref.actor.clip_ratio_low",
+        "actor_rollout_ref.actor.clip_ratio_high",
+    ),
+}
+"""Other names of keys; a published epoch is one batch of goals, that is one update."""
+
+NOT_NEEDED: dict[str, str] = {
+    "data.truncation": "prompts over the limit lose history first, then page; never the task or the format",
+    "data.filter_overlong_prompts": "prompts are made to fit",
+    "data.return_raw_chat": "a prompt is one user message, always",
+    "trainer.critic_warmup": "GiGPO has no critic",
+    "actor_rollout_ref.rollout.enable_chunked_prefill": "a detail of vllm",
+    "actor_rollout_ref.rollout.free_cache_engine": "a detail of vllm",
+}
+"""Published keys that are taken and do nothing, with the reason."""
+
+
+def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Every setting of the tree as (dotted key, field, value), in the order of the classes above."""
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{f.name}.")
+        else:
+            yield f"{prefix}{f.name}", f, value
+
+
+def flatten(settings: Settings) -> dict[str, Any]:
+    """The resolved configuration as dotted key -> value (tuples as lists, ready for YAML and JSON)."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, _, value in leaves(settings)}
+
+
+def build(values: Mapping[str, Any]) -> Settings:
+    """Settings from dotted keys that exist; what is not named keeps its default.
+
+    Raises:
+        SettingsError: A key that does not exist, a value of the wrong type or out of range.
+    """
+    known = {key for key, _, _ in leaves(Settings())}
+    for key in values:
+        if key not in known:
+            raise SettingsError(unknown_key(key))
+    return _build(Settings, values, "")
+
+
+def resolve(arguments: Sequence[str]) -> tuple[Settings, list[str], dict[str, str]]:
+    """Settings of a command line.
+
+    Args:
+        arguments: `key=value` words; `recipe=NAME|FILE` chooses the file of defaults. With `trainer.resume_from`
+            the saved configuration of that run takes the place of the recipe.
+
+    Returns:
+        The settings, notes for the user (keys that do nothing and why), and the source of each key that is not a
+        built-in default.
+    """
+    overrides, notes = parse_arguments(arguments)
+    recipe = str(overrides.get("recipe", "tiny"))
+    sources: dict[str, str] = {}
+    if overrides.get("trainer.resume_from"):
+        base = _saved_settings(Path(os.path.expanduser(str(overrides["trainer.resume_from"]))))
+        origin = "the run that is resumed"
+    else:
+        base, origin = load_recipe(recipe), f"recipe {recipe}"
+    sources.update(dict.fromkeys(base, origin))
+    sources.update(dict.fromkeys(overrides, "command line"))
+    return build({**base, **overrides}), notes, sources
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """`key=value` words as dotted key -> value with aliases replaced, and notes about keys that do nothing."""
+    given: dict[str, Any] = {}
+    notes: list[str] = []
+    for word in arguments:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise SettingsError(f"{word!r} is not key=value; --help lists the keys")
+        given[key.lstrip("+")] = _parse_value(text)
+    return _without_aliases(given, notes), notes
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """A recipe as dotted key -> value.
+
+    Args:
+        name: Of a file in `trainers/recipes` without its ending, or the path of a YAML file.
+    """
+    path = RECIPES / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name).expanduser()
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
+        raise SettingsError(f"recipe {name!r} is neither a file nor one of the packaged recipes: {known}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{path}: expected settings as `key: value`, got {type(tree).__name__}")
+    return _without_aliases(dict(_dotted(tree, "")), [])
+
+
+def unknown_key(key: str) -> str:
+    """The message for a key that does not exist: names the nearest ones."""
+    known = [known_key for known_key, _, _ in leaves(Settings())] + list(ALIASES)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    last = key.rpartition(".")[2]
+    near = [k for k in known if k.rpartition(".")[2] == last][:1] or near
+    return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all")
+
+
+def explain(settings: Settings, sources: Mapping[str, str]) -> str:
+    """One line per setting: its value, where it came from, what it means."""
+    lines = []
+    for key, f, value in leaves(settings):
+        choices = f.metadata["only"]
+        extra = f" [{' | '.join('null' if c is None else str(c) for c in choices)}]" if len(choices) > 1 else ""
+        lines.append(f"{key}={_text(value)}\n    {f.metadata['meaning']}{extra} (from {sources.get(key, 'default')})")
+    for alias, keys in ALIASES.items():
+        lines.append(f"{alias}\n    another name of {' and '.join(keys)}")
+    for key, reason in NOT_NEEDED.items():
+        lines.append(f"{key}\n    taken, does nothing: {reason}")
+    return "\n".join(lines)
+
+
+def _without_aliases(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in NOT_NEEDED:
+            notes.append(f"{key} does nothing here: {NOT_NEEDED[key]}")
+        elif key == "env.webshop.human_goals":
+            result["env.webshop.goals"] = "human" if value else "synthetic"
+        elif key == "env.webshop.use_small":
+            notes.append(f"{key} does nothing here: env.webshop.data_dir names the catalogue")
+        elif key == "env.env_name" and value == "Webshop":
+            result.update({"env.env_name": "WebShop-v0", "env.variant": "verl"})
+        else:
+            result.update(dict.fromkeys(ALIASES.get(key, (key,)), value))
+    return result
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _saved_settings(path: Path) -> dict[str, Any]:
+    for directory in (path, *list(path.resolve().parents)[:2]):
+        if (directory / "settings.yaml").is_file():
+            return load_recipe(str(directory / "settings.yaml"))
+    raise SettingsError(f"trainer.resume_from: {path} holds no run (no settings.yaml there or above)")
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        return text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"[{','.join(value)}]" if isinstance(value, tuple) else str(value)
+
+
+def _build(kind: type, values: Mapping[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    arguments: dict[str, Any] = {}
+    for f in dataclasses.fields(kind):
+        key, hint = f"{prefix}{f.name}", hints[f.name]
+        if dataclasses.is_dataclass(hint):
+            arguments[f.name] = _build(hint, values, f"{key}.")
+        elif key in values:
+            arguments[f.name] = _checked(key, values[key], hint, f.metadata)
+    return kind(**arguments)
+
+
+def _checked(key: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
+    value = _coerced(key, value, hint)
+    if rule["only"] and value not in rule["only"]:
+        choices = ", ".join(_text(choice) for choice in rule["only"])
+        reason = f" ({rule['why_only']})" if rule["why_only"] else ""
+        raise SettingsError(f"{key} must be {'one of ' if len(rule['only']) > 1 else ''}{choices}, got {value}{reason}")
+    if value is not None:
+        for name, words, is_wrong in (
+            ("at_least", "at least", lambda v, limit: v < limit),
+            ("at_most", "at most", lambda v, limit: v > limit),
+            ("above", "above", lambda v, limit: v <= limit),
+        ):
+            if rule[name] is not None and is_wrong(value, rule[name]):
+                raise SettingsError(f"{key} must be {words} {rule[name]:g}, got {value}")
+    return value
+
+
+def _coerced(key: str, value: Any, hint: Any) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    wanted = next(option for option in options if option is not type(None))
+    if wanted is bool and isinstance(value, bool):
+        return value
+    if wanted is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if wanted is float and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 1e-6 as text
+        except (TypeError, ValueError):
+            pass
+    if wanted is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    if typing.get_origin(wanted) is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        if all(isinstance(item, str) for item in items):
+            return tuple(items)
+    name = "a list of words" if typing.get_origin(wanted) is tuple else wanted.__name__
+    raise SettingsError(f"{key} must be {name}{' or null' if len(options) > 1 else ''}, got {value!r}")
