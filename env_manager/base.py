@@ -1,0 +1,293 @@
+"""Many environments at once, spoken to in prompts and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from env_manager.memory import MemoryEntry, make_memory
+from env_manager.projection import PROJECTIONS, REPLY_CUT
+from env_manager.prompts import Prompt, Template, TokenCounter, build_prompt, load_template
+from env_manager.registry import EnvSpec, get_env_spec
+from env_manager.types import PageView
+from env_manager.vector import make_vector_env
+from webshop_env.errors import ShopGymError
+
+# Dimensions: B slots (environments) of the manager, S slots of one step.
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """How environments are presented to the policy."""
+
+    prompt: str | None = None
+    """Template: a packaged name or a file; None takes the environment's own."""
+    memory: str = "history"
+    """Kind of memory (`memory.MEMORIES`)."""
+    history_length: int = 2
+    """Past steps that a prompt may show, at least 0."""
+    history_overflow: str = "oldest"
+    """What goes when a prompt is too long: "oldest" steps one by one, or "all" past 13,000 characters."""
+    max_prompt_tokens: int | None = None
+    """Budget of a whole prompt in tokens; None: prompts are never cut."""
+    count_tokens: TokenCounter | None = None
+    """Tokens of a prompt as the policy will see it; needed with `max_prompt_tokens`."""
+    max_steps: int = 15
+    """Steps after which an episode is truncated, at least 1."""
+    success_reward: float | None = None
+    """Reward of the step that wins, every other step giving 0; None passes the environment's own reward on."""
+
+    def __post_init__(self) -> None:
+        if self.history_length < 0:
+            raise ShopGymError(f"env.history_length must be at least 0, got {self.history_length}")
+        if self.history_overflow not in ("oldest", "all"):
+            raise ShopGymError(f"env.history_overflow must be 'oldest' or 'all', got {self.history_overflow!r}")
+        if self.max_steps < 1:
+            raise ShopGymError(f"env.max_steps must be at least 1, got {self.max_steps}")
+        if self.max_prompt_tokens is not None and self.count_tokens is None:
+            raise ShopGymError("max_prompt_tokens needs count_tokens, a function from a prompt to its tokens")
+
+
+@dataclass(slots=True, kw_only=True)
+class Observations:
+    """Where every slot stands. Lists have B entries; those of slots that are not live are empty."""
+
+    prompts: list[str]
+    """What the policy is asked."""
+    anchors: list[str]
+    """The page without history."""
+    admissible: list[tuple[str, ...]]
+    """The actions that the page offers."""
+    is_live: np.ndarray
+    """bool [B]: the episode goes on."""
+    prompt_is_cut: np.ndarray
+    """bool [B]: something was left out of the prompt to make it fit."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """What became of the replies; entry s belongs to slot `slots[s]`."""
+
+    slots: np.ndarray
+    """int32 [S]."""
+    actions: list[str]
+    """What the environment was given."""
+    problems: list[str | None]
+    """What was wrong with the reply's form; None when well formed."""
+    reasons: list[str]
+    """Why the page did not take the action; "" when it did."""
+    format_valid: np.ndarray
+    """bool [S]."""
+    action_possible: np.ndarray
+    """bool [S]."""
+    reward: np.ndarray
+    """float32 [S]."""
+    terminated: np.ndarray
+    """bool [S]: the episode ended by itself (a purchase)."""
+    truncated: np.ndarray
+    """bool [S]: it ran out of steps."""
+    won: np.ndarray
+    """bool [S]."""
+    task_score: np.ndarray
+    """float32 [S] in [0, 1]; 0 until the episode terminates."""
+    observations: Observations
+    """All B slots afterwards."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    view: PageView
+    memory: Any
+    num_steps: int = 0
+    is_live: bool = True
+    prompt: Prompt = field(default_factory=lambda: Prompt("", False))
+
+
+class EnvManager:
+    """Holds B environments and turns pages into prompts, replies into actions.
+
+    An episode that is over is neither stepped nor prompted again until the next reset.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec | str,
+        num_envs: int,
+        config: EnvConfig | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Makes the environments.
+
+        Args:
+            spec: What to drive, or the name that it is registered under.
+            num_envs: B.
+            config: How it is presented.
+            env_kwargs: Constructor settings of the environment, over those of the spec.
+        """
+        self.spec = get_env_spec(spec) if isinstance(spec, str) else spec
+        self.config = config or EnvConfig()
+        self.num_envs = num_envs
+        self.template: Template = load_template(self.config.prompt or self.spec.template)
+        self._projection = PROJECTIONS[self.template.projection]
+        is_short = self.template.is_compact and self.spec.compact_view is not None
+        self._view = self.spec.compact_view if is_short else self.spec.full_view
+        kwargs = {**self.spec.env_kwargs, **(env_kwargs or {})}
+        if self.spec.max_steps_kwarg:
+            kwargs.setdefault(self.spec.max_steps_kwarg, self.config.max_steps)
+        self.vector_env = make_vector_env(
+            self.spec.env_id, num_envs, wrappers=self.spec.wrappers, env_kwargs=kwargs
+        )
+        self._slots: list[_Slot] = []
+        self.num_prompts = 0
+        """Prompts made since construction."""
+        self.num_cut_prompts = 0
+        """How many of them were cut to fit."""
+
+    def reset(self, goal_indexes: Sequence[int]) -> Observations:
+        """Begins one episode per given goal.
+
+        Args:
+            goal_indexes: 1 to B goals; slot s gets the s-th. Slots beyond them rest until the next reset.
+        """
+        goals = [int(goal) for goal in goal_indexes]
+        if not 1 <= len(goals) <= self.num_envs:
+            raise ShopGymError(f"reset takes 1 to {self.num_envs} goals, one per environment, got {len(goals)}")
+        padded = goals + [goals[-1]] * (self.num_envs - len(goals))
+        if self.spec.goal_option is None:
+            texts, infos = self.vector_env.reset(seed=padded)
+        else:
+            texts, infos = self.vector_env.reset(options={self.spec.goal_option: np.asarray(padded, dtype=np.int32)})
+        memories = [make_memory(self.config.memory, self.config.history_length) for _ in padded]
+        self._slots = [
+            _Slot(self._view(texts[s], _info_of(infos, s)), memories[s], is_live=s < len(goals))
+            for s in range(self.num_envs)
+        ]
+        for slot in self._slots:
+            slot.memory.reset()
+            self._prepare_prompt(slot)
+        return self._observations()
+
+    def step(
+        self,
+        replies: Sequence[str],
+        slots: Sequence[int] | None = None,
+        *,
+        is_cut: Sequence[bool] | None = None,
+    ) -> StepResult:
+        """Takes one step in some of the live slots.
+
+        Args:
+            replies: One raw reply per slot, without special tokens.
+            slots: Which slots they belong to; None: all live ones, in order.
+            is_cut: Which replies were ended by the length limit; that becomes the reason of a malformed one.
+
+        Raises:
+            ShopGymError: a slot's episode is over, a slot is named twice, or the counts differ.
+        """
+        chosen = self.live_slots() if slots is None else [int(slot) for slot in slots]
+        self._check(chosen, replies)
+        parsed = [self._projection(reply) for reply in replies]
+        cut = is_cut if is_cut is not None else [False] * len(chosen)
+        problems = [REPLY_CUT if p.problem and c else p.problem for p, c in zip(parsed, cut, strict=True)]
+        actions = [p.action or "" for p in parsed]
+        to_take: list[str | None] = [None] * self.num_envs
+        for slot, action in zip(chosen, actions, strict=True):
+            to_take[slot] = action
+        texts, rewards, terminations, truncations, infos = self.vector_env.step(to_take)
+
+        num = len(chosen)
+        result = StepResult(
+            slots=np.asarray(chosen, dtype=np.int32),
+            actions=actions,
+            problems=problems,
+            reasons=[],
+            format_valid=np.asarray([p is None for p in problems], dtype=bool),
+            action_possible=np.zeros(num, dtype=bool),
+            reward=np.zeros(num, dtype=np.float32),
+            terminated=np.zeros(num, dtype=bool),
+            truncated=np.zeros(num, dtype=bool),
+            won=np.zeros(num, dtype=bool),
+            task_score=np.zeros(num, dtype=np.float32),
+            observations=None,  # type: ignore[arg-type]  # made below, once the slots are up to date
+        )
+        for s, index in enumerate(chosen):
+            slot, info = self._slots[index], _info_of(infos, index)
+            terminated = bool(terminations[index])
+            slot.num_steps += 1
+            slot.memory.store(MemoryEntry(slot.num_steps, slot.view.anchor, actions[s]))
+            won = terminated and bool(self.spec.won(float(rewards[index]), terminated, info))
+            is_possible = bool(info.get("action_possible", actions[s] in slot.view.admissible))
+            result.reasons.append(str(info.get("reason") or ("" if is_possible else "not offered by the page")))
+            result.action_possible[s] = is_possible
+            result.terminated[s] = terminated
+            result.truncated[s] = not terminated and (
+                bool(truncations[index]) or slot.num_steps >= self.config.max_steps
+            )
+            result.won[s] = won
+            result.task_score[s] = float(info.get("task_score", won)) if terminated else 0.0
+            result.reward[s] = self._reward(float(rewards[index]), won)
+            slot.is_live = not (terminated or result.truncated[s])
+            slot.view = self._view(texts[index], info)
+            self._prepare_prompt(slot)
+        result.observations = self._observations()
+        return result
+
+    def live_slots(self) -> list[int]:
+        """Slots whose episode goes on, in order."""
+        return [s for s, slot in enumerate(self._slots) if slot.is_live]
+
+    def close(self) -> None:
+        """Lets the environments go."""
+        self.vector_env.close()
+
+    def _reward(self, reward: float, won: bool) -> float:
+        if self.config.success_reward is None:
+            return reward
+        return self.config.success_reward if won else 0.0
+
+    def _prepare_prompt(self, slot: _Slot) -> None:
+        if not slot.is_live:
+            slot.prompt = Prompt("", False)
+            return
+        slot.prompt = build_prompt(
+            self.template,
+            slot.view,
+            slot.memory.fetch(),
+            step_number=slot.num_steps + 1,
+            count_tokens=self.config.count_tokens,
+            max_tokens=self.config.max_prompt_tokens,
+            history_overflow=self.config.history_overflow,
+        )
+        self.num_prompts += 1
+        self.num_cut_prompts += slot.prompt.is_cut
+
+    def _observations(self) -> Observations:
+        live = [slot.is_live for slot in self._slots]
+        return Observations(
+            prompts=[slot.prompt.text for slot in self._slots],
+            anchors=[slot.view.anchor if slot.is_live else "" for slot in self._slots],
+            admissible=[slot.view.admissible if slot.is_live else () for slot in self._slots],
+            is_live=np.asarray(live, dtype=bool),
+            prompt_is_cut=np.asarray([slot.prompt.is_cut for slot in self._slots], dtype=bool),
+        )
+
+    def _check(self, chosen: Sequence[int], replies: Sequence[str]) -> None:
+        if not self._slots:
+            raise ShopGymError("step before the first reset: call reset with the goals first")
+        if len(chosen) != len(replies):
+            raise ShopGymError(f"step got {len(replies)} replies for {len(chosen)} slots")
+        if len(set(chosen)) != len(chosen):
+            raise ShopGymError(f"step was given a slot twice: {sorted(chosen)}")
+        for slot in chosen:
+            if not 0 <= slot < self.num_envs:
+                raise ShopGymError(f"there is no slot {slot}; the manager has {self.num_envs}")
+            if not self._slots[slot].is_live:
+                raise ShopGymError(f"slot {slot} is finished; reset before stepping it again")
+
+
+def _info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
+    """The info of one slot out of a vector environment's dict of arrays."""
+    return {key: values[slot] for key, values in infos.items() if not key.startswith("_")}

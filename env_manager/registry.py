@@ -1,0 +1,95 @@
+"""Which environments can be driven, and what has to be known about each.
+
+A new environment is a Gymnasium id, a way to see its pages, a template and a success rule; see `FrozenLake-v1` below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+from env_manager import frozen_lake, webshop
+from env_manager.types import PageView
+from webshop_env.errors import ShopGymError
+
+View = Callable[[str, Mapping[str, Any]], PageView]
+"""From an observation and its info to what the manager works with."""
+SuccessRule = Callable[[float, bool, Mapping[str, Any]], bool]
+"""From a step's reward, `terminated` and info to whether the episode is won."""
+
+
+def won_by_info(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
+    """The environment says so itself: `info["won"]`."""
+    return bool(info["won"])
+
+
+def won_by_reward(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
+    """The episode ended by itself, with a reward: the usual case of a game without such an info key."""
+    return terminated and reward > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """All that the manager has to know about an environment."""
+
+    env_id: str
+    """Gymnasium id, "module:Id" to import its module first."""
+    full_view: View
+    """Its pages as templates show them that want the whole text."""
+    compact_view: View | None = None
+    """Its pages in short, for small models; None: the full ones serve."""
+    template: str = "no_think"
+    """Template used when the settings name none."""
+    won: SuccessRule = won_by_info
+    goal_option: str | None = None
+    """Reset option that takes the goal index; None: the goal index is the seed of the reset."""
+    max_steps_kwarg: str | None = None
+    """Constructor setting that takes the most steps of an episode, where there is one."""
+    wrappers: tuple[Callable[[gymnasium.Env], gymnasium.Env], ...] = ()
+    """Put around each environment, for ids without an own vector environment."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Constructor settings that this use of the environment needs."""
+
+
+_SPECS: dict[str, EnvSpec] = {}
+
+
+def register_env(spec: EnvSpec, *, name: str | None = None) -> None:
+    """Makes an environment known under a name, its Gymnasium id if none is given; a later one replaces it."""
+    _SPECS[name or spec.env_id] = spec
+
+
+def get_env_spec(name: str) -> EnvSpec:
+    """What is registered under the name.
+
+    Raises:
+        ShopGymError: nothing is.
+    """
+    if name not in _SPECS:
+        raise ShopGymError(f"env.env_name: {name!r} is not registered; there are {', '.join(sorted(_SPECS))}")
+    return _SPECS[name]
+
+
+for _version in ("v0", "v1"):
+    register_env(
+        EnvSpec(
+            env_id=f"webshop_env:WebShop-{_version}",
+            full_view=webshop.full_view,
+            compact_view=webshop.compact_view,
+            template="think",
+            goal_option="goal_index",
+            max_steps_kwarg="max_steps",
+        ),
+        name=f"WebShop-{_version}",
+    )
+register_env(
+    EnvSpec(
+        env_id="FrozenLake-v1",
+        full_view=frozen_lake.view,
+        wrappers=(frozen_lake.TextFrozenLake,),
+        env_kwargs={"render_mode": "ansi", "is_slippery": False},
+    )
+)

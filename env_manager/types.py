@@ -1,0 +1,23 @@
+"""What one page looks like to the manager, whatever environment it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PageView:
+    """One observation, taken apart: what to do, where the agent is, what it may do."""
+
+    task: str
+    """What the episode is about; the same on every page of it."""
+    anchor: str
+    """The page without task, history or hints: rows with equal anchors are compared by the step advantage."""
+    pieces: tuple[str, ...]
+    """The page as the prompt shows it, in pieces that can be left out one by one when it has to be shortened."""
+    joiner: str = "\n"
+    """What stands between two pieces."""
+    protected: frozenset[int] = frozenset()
+    """Positions in `pieces` that are never left out, such as the current selections."""
+    admissible: tuple[str, ...] = ()
+    """The actions that the page offers, as the policy has to write them."""

@@ -1,0 +1,79 @@
+"""Gymnasium's in-process vector environment, with slots that can rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
+    """Steps only the slots that get an action; `None` leaves a slot as it is.
+
+    Gymnasium's `SyncVectorEnv` steps every slot in every call, also those whose episode is over. This is the
+    contract of the shop's own vector environment, for environments that have none: observations as a tuple, infos as
+    a dict of object arrays that hold the latest value of every slot.
+    """
+
+    def __init__(self, env: gymnasium.vector.SyncVectorEnv) -> None:
+        super().__init__(env)
+        self._observations: list[Any] = [None] * self.num_envs
+        self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
+        """Resets every slot; an option that is a list of B values gives each slot its own."""
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        for slot, env in enumerate(self.env.envs):
+            own = {key: values[slot] for key, values in (options or {}).items()}
+            self._observations[slot], self._infos[slot] = env.reset(seed=seeds[slot], options=own or None)
+        return tuple(self._observations), self._collected_infos()
+
+    def step(
+        self, actions: Sequence[Any | None]
+    ) -> tuple[tuple[Any, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        terminations = np.zeros(self.num_envs, dtype=bool)
+        truncations = np.zeros(self.num_envs, dtype=bool)
+        for slot, action in enumerate(actions):
+            if action is None:
+                continue
+            observation, reward, terminated, truncated, info = self.env.envs[slot].step(action)
+            self._observations[slot], self._infos[slot] = observation, info
+            rewards[slot], terminations[slot], truncations[slot] = reward, terminated, truncated
+        return tuple(self._observations), rewards, terminations, truncations, self._collected_infos()
+
+    def _collected_infos(self) -> dict[str, np.ndarray]:
+        keys = dict.fromkeys(key for info in self._infos for key in info)
+        collected: dict[str, np.ndarray] = {}
+        for key in keys:
+            column = np.empty(self.num_envs, dtype=object)
+            for slot, info in enumerate(self._infos):
+                column[slot] = info.get(key)
+            collected[key] = column
+        return collected
+
+
+def make_vector_env(
+    env_id: str,
+    num_envs: int,
+    *,
+    wrappers: Sequence[Any] = (),
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> gymnasium.vector.VectorEnv:
+    """The id's own vector environment where it has one, else one in this process; never reset behind one's back."""
+    kwargs = dict(env_kwargs or {})
+    if gymnasium.spec(env_id).vector_entry_point is not None:
+        return gymnasium.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    vector = gymnasium.make_vec(
+        env_id,
+        num_envs=num_envs,
+        vectorization_mode="sync",
+        wrappers=list(wrappers),
+        vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED},
+        **kwargs,
+    )
+    return RestingSyncVectorEnv(vector)
