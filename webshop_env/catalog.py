@@ -1,0 +1,371 @@
+"""From the files of a catalogue to products: rows are read, repaired where the original would crash, and listed.
+
+A catalogue is a directory with `items_shuffle*.json` (products), `items_ins*.json` (attributes and synthetic
+instructions), and, where there are any, `items_human_ins*.json` and `name_nouns.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from webshop_env.errors import CatalogError
+from webshop_env.nouns import NameNouns, read_name_nouns
+from webshop_env.types import Product
+
+Version = Literal["v0", "v1"]
+
+MAX_ASIN_CHARS = 10
+MISSING_PRICE_USD = 100.0
+"""What v0 sells a product without a price for, as published."""
+UNAVAILABLE_TAG = "unavailable"
+"""What v1 shows where no price is known."""
+NO_ATTRIBUTES = ("DUMMY_ATTR",)
+"""Attributes of a product that the attribute file does not hold, as published."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogWarning:
+    """One odd row of the product file and what was done about it."""
+
+    row: int
+    """Place in the file, from 0."""
+    asin: str
+    kind: str
+    """What was odd, such as "price" or "duplicate asin"; `Catalog.warning_counts` counts these."""
+    detail: str
+    is_skipped: bool = False
+    """The row is not for sale; otherwise it was repaired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """What a product is wanted for, as the instruction files say, without options or price."""
+
+    text: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """Wanted option values; only human instructions have them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """Everything read from one directory. Immutable; any number of shops share it."""
+
+    directory: Path
+    version: Version
+    products: dict[str, Product]
+    """By asin, in file order."""
+    instructions: dict[str, Instruction]
+    """By asin: the synthetic instruction."""
+    human_instructions: dict[str, tuple[Instruction, ...]]
+    """By asin: the crowd-written instructions."""
+    nouns: NameNouns
+    warnings: tuple[CatalogWarning, ...]
+    catalogue_hash: str
+    """SHA-256 of the files that products and goals come from, and of the number of rows taken."""
+
+    @property
+    def warning_counts(self) -> dict[str, int]:
+        """How many rows were odd, by kind."""
+        return dict(sorted(Counter(warning.kind for warning in self.warnings).items()))
+
+
+def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products: int | None = None) -> Catalog:
+    """Read a catalogue's directory.
+
+    Args:
+        data_dir: Directory with the files named at the top of this module.
+        version: "v0" repeats the published reading; "v1" shows a range at its upper end and a missing price as
+            unavailable, drops empty option values, and upper-cases asins so that they can be clicked.
+        num_products: Take only this many rows from the start of the product file; None takes all.
+
+    Raises:
+        CatalogError: A file is missing or is not what it should be.
+    """
+    directory = Path(data_dir)
+    if not directory.is_dir():
+        raise CatalogError(
+            f"{directory}: no such directory; data_dir must hold items_shuffle*.json and items_ins*.json"
+        )
+    if num_products is not None and num_products < 1:
+        raise CatalogError(f"num_products must be at least 1, got {num_products}")
+    paths = {
+        "products": _find(directory, "items_shuffle*.json"),
+        "instructions": _find(directory, "items_ins*.json"),
+        "human": _find(directory, "items_human_ins*.json", is_optional=True),
+    }
+    digest = hashlib.sha256()
+    tables: dict[str, Any] = {}
+    for key, path in paths.items():
+        content = path.read_bytes() if path else b""
+        digest.update(f"{key} {len(content)}\n".encode() + content)
+        tables[key] = _parse(path, content, list if key == "products" else dict) if path else {}
+    if num_products is not None:
+        digest.update(f"rows {num_products}\n".encode())
+
+    reader = _RowReader(version, tables["instructions"])
+    for row, record in enumerate(tables["products"][:num_products]):
+        reader.read(row, record)
+    if not reader.products:
+        raise CatalogError(
+            f"{paths['products'].name}: none of its {len(tables['products'])} rows is a product for sale"
+        )
+    spelling = reader.asin_in_files
+    instructions = {
+        asin: instruction
+        for asin in reader.products
+        if (instruction := _synthetic(paths["instructions"], spelling[asin], tables["instructions"])) is not None
+    }
+    human = {
+        asin: _human(paths["human"], asin, tables["human"][spelling[asin]])
+        for asin in reader.products
+        if spelling[asin] in tables["human"]
+    }
+    return Catalog(
+        directory=directory,
+        version=version,
+        products=reader.products,
+        instructions=instructions,
+        human_instructions=human,
+        nouns=_load_nouns(directory, reader),
+        warnings=tuple(reader.warnings),
+        catalogue_hash=digest.hexdigest(),
+    )
+
+
+def index_document(product: Product) -> str:
+    """The text that search finds a product by: title, description, first bullet point and options, lower case."""
+    options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
+    first_bullet = product.bullet_points[0] if product.bullet_points else ""
+    return " ".join([product.title, product.description, first_bullet, options]).lower()
+
+
+def shown_price(prices: tuple[float, ...]) -> float:
+    """The one price of v1: the upper end of a range; NaN, which no cap allows, when none is known."""
+    return max(prices) if prices else math.nan
+
+
+class _RowReader:
+    """Turns product rows into products one by one, and remembers what was odd."""
+
+    def __init__(self, version: Version, instructions: Mapping[str, Any]) -> None:
+        self.version = version
+        self.products: dict[str, Product] = {}
+        self.asin_in_files: dict[str, str] = {}
+        self.warnings: list[CatalogWarning] = []
+        self._instructions = instructions
+
+    def read(self, row: int, record: Any) -> None:
+        """Add the row's product, or a warning that says why there is none."""
+        if not isinstance(record, dict):
+            self._warn(row, "", "row", f"a {type(record).__name__}, not an object", is_skipped=True)
+            return
+        written = record.get("asin")
+        if not isinstance(written, str) or not written or written == "nan" or len(written) > MAX_ASIN_CHARS:
+            detail = f"{str(written)[:40]!r} is not 1 to {MAX_ASIN_CHARS} characters"
+            self._warn(row, str(written)[:40], "asin", detail, is_skipped=True)
+            return
+        asin = written
+        if self.version == "v1" and written != written.upper():
+            asin = written.upper()
+            self._warn(row, asin, "lower-case asin", f"{written!r} is sold as {asin!r}")
+        if asin in self.products:
+            self._warn(row, asin, "duplicate asin", "an earlier row has it", is_skipped=True)
+            return
+
+        def note(kind: str, detail: str) -> None:
+            self._warn(row, asin, kind, detail)
+
+        prices, price_tag = read_pricing(record.get("pricing"), self.version, note)
+        self.asin_in_files[asin] = written
+        self.products[asin] = Product(
+            asin=asin,
+            title=_text(record, "name", note, instead=asin),
+            description=_text(record, "full_description", note),
+            bullet_points=_bullets(record.get("small_description"), note),
+            prices=prices,
+            price_tag=price_tag,
+            category=_text(record, "category", note),
+            query=_text(record, "query", note).lower().strip(),
+            product_category=_text(record, "product_category", note),
+            options=_options(record.get("customization_options"), self.version, note),
+            attributes=_attributes(self._instructions.get(written)),
+            main_image=_first_image(record.get("images"), note),
+        )
+
+    def _warn(self, row: int, asin: str, kind: str, detail: str, *, is_skipped: bool = False) -> None:
+        self.warnings.append(CatalogWarning(row, asin, kind, detail, is_skipped))
+
+
+_Note = Callable[[str, str], None]
+
+_AMOUNT = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
+_IN_BRACKETS = re.compile(r"\([^)]*\)")
+
+
+def read_pricing(pricing: Any, version: Version, note: _Note) -> tuple[tuple[float, ...], str]:
+    """Prices in US dollars and the tag that pages show.
+
+    Args:
+        pricing: The row's `pricing`, such as "$12.99" or "$12.99$15.99"; None or "" when there is none.
+        version: The two versions read odd texts differently; see `load_catalog`.
+        note: Called with ("price", what was done) when the text is odd.
+    """
+    is_missing = pricing is None or pricing == "" or pricing == []
+    if version == "v0":
+        prices = () if is_missing else _prices_as_published(str(pricing))
+        if not prices:
+            if not is_missing:
+                note("price", f"{str(pricing)[:40]!r} holds no price; sold for ${MISSING_PRICE_USD}")
+            return (MISSING_PRICE_USD,), f"${MISSING_PRICE_USD}"
+        return prices, " to ".join(f"${price}" for price in prices)
+    prices = () if is_missing else _prices_corrected(str(pricing), note)
+    if not prices:
+        return (), UNAVAILABLE_TAG
+    return prices, f"${shown_price(prices)}"
+
+
+def _prices_as_published(text: str) -> tuple[float, ...]:
+    """At most two prices, each from the digits and points after a "$"; empty where the original would crash."""
+    try:
+        return tuple(float(re.sub(r"[^\d.]", "", part)) for part in text.split("$")[1:])[:2]
+    except ValueError:
+        return ()
+
+
+def _prices_corrected(text: str, note: _Note) -> tuple[float, ...]:
+    """One price or the two ends of a range, in the file's order; prices a unit (in brackets) and other currencies go."""
+    if text.strip().lower() == "free":
+        note("price", f"{text!r} is taken as $0.0")
+        return (0.0,)
+    main = _IN_BRACKETS.sub(" ", text)
+    amounts = [float(amount.replace(",", "")) for amount in _AMOUNT.findall(main)]
+    has_other_currency = re.search(r"[A-Za-z€£¥₹]", re.sub(r"\b(?:US|USD|to)\b", "", main, flags=re.IGNORECASE))
+    if not amounts or has_other_currency:
+        note("price", f"{text[:40]!r} is not a price in dollars such as '$12.99'; shown as unavailable")
+        return ()
+    if not re.fullmatch(r"\s*\$\d+(?:\.\d+)?(?:\s*-?\s*\$\d+(?:\.\d+)?)?\s*", text):
+        note("price", f"{text[:40]!r} is read as {' to '.join(f'${amount}' for amount in amounts[:2])}")
+    elif len(amounts) == 2 and amounts[0] > amounts[1]:
+        note("price range", f"{text[:40]!r} runs from high to low; the higher price counts")
+    return tuple(amounts[:2])
+
+
+def _text(record: Mapping[str, Any], key: str, note: _Note, *, instead: str = "") -> str:
+    value = record.get(key)
+    if isinstance(value, str):
+        return value
+    note(key, f"{key} is {'missing' if value is None else type(value).__name__}; {instead!r} is used")
+    return instead if value is None else str(value)
+
+
+def _bullets(value: Any, note: _Note) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(bullet, str) for bullet in values):
+        note("small_description", "a bullet point is not a text; it is left empty")
+    return tuple(bullet if isinstance(bullet, str) else "" for bullet in values)
+
+
+def _options(groups: Any, version: Version, note: _Note) -> dict[str, tuple[str, ...]]:
+    if not groups:
+        return {}
+    if not isinstance(groups, dict):
+        note("options", f"customization_options is a {type(groups).__name__}, not an object; left out")
+        return {}
+    options: dict[str, tuple[str, ...]] = {}
+    for name, contents in groups.items():
+        if not isinstance(contents, list):
+            note("options", f"option {name!r} has no list of values; left out")
+            continue
+        values = []
+        for content in contents:
+            value = content.get("value") if isinstance(content, dict) else content
+            if value is None or isinstance(value, dict | list):
+                note("options", f"option {name!r} has a value that is not a text; left out")
+                continue
+            text = str(value).strip().replace("/", " | ").lower()
+            if version == "v1" and not text.strip():
+                note("options", f"option {name!r} has an empty value; left out")
+                continue
+            values.append(text)
+        options[name.lower()] = tuple(values)
+    return options
+
+
+def _attributes(record: Any) -> tuple[str, ...]:
+    if not isinstance(record, dict) or not isinstance(record.get("attributes"), list):
+        return NO_ATTRIBUTES
+    return tuple(str(attribute) for attribute in record["attributes"])
+
+
+def _first_image(images: Any, note: _Note) -> str:
+    if isinstance(images, list) and images and isinstance(images[0], str):
+        return images[0]
+    note("images", "there is no picture")
+    return ""
+
+
+def _synthetic(path: Path, asin: str, table: Mapping[str, Any]) -> Instruction | None:
+    record = table.get(asin)
+    if not isinstance(record, dict) or record.get("instruction") is None:
+        return None
+    text, attributes = record["instruction"], record.get("instruction_attributes")
+    if not isinstance(text, str) or not isinstance(attributes, list):
+        raise CatalogError(
+            f"{path.name}: product {asin}: instruction must be a text with a list of instruction_attributes"
+        )
+    return Instruction(text, tuple(map(str, attributes)))
+
+
+def _human(path: Path, asin: str, records: Any) -> tuple[Instruction, ...]:
+    try:
+        return tuple(
+            Instruction(
+                record["instruction"].strip("."),
+                tuple(map(str, record["instruction_attributes"])),
+                tuple(map(str, record["instruction_options"])),
+            )
+            for record in records
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise CatalogError(
+            f"{path.name}: product {asin}: each entry needs instruction, instruction_attributes and "
+            f"instruction_options ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _load_nouns(directory: Path, reader: _RowReader) -> NameNouns:
+    path = directory / "name_nouns.json"
+    if not path.exists():
+        return NameNouns()
+    names = {reader.asin_in_files[asin]: product.title for asin, product in reader.products.items()}
+    return NameNouns(read_name_nouns(path, names), source=path.name)
+
+
+def _find(directory: Path, pattern: str, *, is_optional: bool = False) -> Path | None:
+    """The file of that pattern; of several, the one with the shortest name (the full set, as published)."""
+    paths = sorted(directory.glob(pattern), key=lambda path: (len(path.name), path.name))
+    if not paths and not is_optional:
+        raise CatalogError(
+            f"{directory}: no {pattern}; get a catalogue with `python -m data.fetch` or leave data_dir out"
+        )
+    return paths[0] if paths else None
+
+
+def _parse(path: Path, content: bytes, kind: type) -> Any:
+    try:
+        table = json.loads(content)
+    except ValueError as error:
+        raise CatalogError(f"{path.name}: not JSON ({error}); fetch or build the file again") from error
+    if not isinstance(table, kind):
+        wanted = "a list of products" if kind is list else "an object by asin"
+        raise CatalogError(f"{path.name}: must hold {wanted}, not a {type(table).__name__}")
+    return table

@@ -1,0 +1,248 @@
+"""One immutable shop: catalogue, goals, search and scores, shared by any number of sessions."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from webshop_env.catalog import Catalog, Version, index_document, load_catalog
+from webshop_env.errors import ShopGymError
+from webshop_env.goals import (
+    SPLITS,
+    GoalKind,
+    GoalList,
+    Variant,
+    build_goals,
+    draw_goal,
+    running_weights,
+    split_indexes,
+)
+from webshop_env.reward import Breakdown, score_v0, score_v1
+from webshop_env.types import Goal, Product
+
+if TYPE_CHECKING:
+    from webshop_env.search.base import SearchEngine
+
+EMBEDDED_CATALOGUE = Path(__file__).resolve().parent / "assets" / "catalogue"
+MAX_HITS = 50
+"""Products that a search finds at most, as published."""
+
+_MEMO_LOCK = threading.RLock()
+
+
+class Shop:
+    """What all sessions share and none changes. Made by `open_shop`.
+
+    Attributes:
+        version: "v0", the published benchmark, or "v1", the corrected one.
+        products: By asin, in file order.
+        goals: In their order; `goals[i].goal_index == i`.
+        catalogue_hash: SHA-256 of what products and goals come from.
+        warnings: Odd rows of the catalogue and what was done about each.
+    """
+
+    def __init__(
+        self, catalog: Catalog, goal_list: GoalList, *, split_by: str, search: str, settings: Mapping[str, Any]
+    ) -> None:
+        self.version: Version = catalog.version
+        self.products: Mapping[str, Product] = MappingProxyType(catalog.products)
+        self.goals: tuple[Goal, ...] = goal_list.goals
+        self.catalogue_hash: str = catalog.catalogue_hash
+        self.warnings = catalog.warnings
+        self._catalog = catalog
+        self._goal_list = goal_list
+        self._settings = dict(settings)
+        self._search_name = search
+        self._splits = split_indexes(goal_list, split_by)
+        self._goal_by_id = {goal.goal_id: goal for goal in self.goals}
+        self._sums = running_weights(self.goals)
+        self._score = score_v0 if self.version == "v0" else score_v1
+        self._found = lru_cache(maxsize=1 << 14)(self._search)
+
+    def split(self, name: str) -> np.ndarray:
+        """Goal indexes (int32, rising, read-only) of "train", "eval", "test" or "all"."""
+        try:
+            return self._splits[name]
+        except KeyError:
+            raise ShopGymError(f"split must be one of {', '.join(SPLITS)}, got {name!r}") from None
+
+    def iter_goals(self, split: str = "all", *, num_shards: int = 1, shard: int = 0) -> Iterator[Goal]:
+        """Each goal of a split once; `num_shards` workers with different `shard` share them without overlap."""
+        if not 0 <= shard < num_shards:
+            raise ShopGymError(f"shard must be in 0 to num_shards - 1, got shard {shard} of {num_shards}")
+        return (self.goals[i] for i in self.split(split)[shard::num_shards])
+
+    def goal_by_id(self, goal_id: str) -> Goal:
+        """The goal of that id (16 hex digits)."""
+        try:
+            return self._goal_by_id[goal_id]
+        except (KeyError, TypeError):
+            raise ShopGymError(f"no goal has goal_id {goal_id!r}; `shop.goals` lists the {len(self.goals)}") from None
+
+    def goal_at(self, goal_index: Any) -> Goal:
+        """The goal at a place of the whole list; any integral type will do."""
+        try:
+            index = goal_index.__index__()
+        except AttributeError:
+            raise ShopGymError(f"goal_index must be an integer, got {goal_index!r}") from None
+        if isinstance(goal_index, bool | np.bool_) or not 0 <= index < len(self.goals):
+            raise ShopGymError(f"goal_index must be in 0 to {len(self.goals) - 1}, got {goal_index!r}")
+        return self.goals[index]
+
+    def search(self, words: Sequence[str]) -> tuple[str, ...]:
+        """Asins of the top 50 products for the words, joined by blanks and taken as they are; best first."""
+        return self._found(" ".join(words))
+
+    def price_of(self, asin: str) -> float:
+        """The price that the score uses, in US dollars: v0's draw, or what v1 shows (NaN when none is known)."""
+        try:
+            return self._goal_list.prices[asin]
+        except KeyError:
+            raise ShopGymError(f"no product has asin {asin!r}") from None
+
+    def score(self, goal: Goal, asin: str, options: Mapping[str, str]) -> tuple[float, Breakdown]:
+        """Score in [0, 1] of buying a product with the selected options (name -> value) for a goal, and its parts."""
+        price = self.price_of(asin)
+        return self._score(self.products[asin], goal, options, price_usd=price, nouns=self._catalog.nouns)
+
+    def new_rng(self) -> random.Random:
+        """A generator of the caller's own, in the state that the original's is in after construction."""
+        rng = random.Random()
+        rng.setstate(self._goal_list.rng_state)
+        return rng
+
+    def draw_goal(self, rng: random.Random) -> Goal:
+        """A goal drawn by weight, as the original does for a session without one."""
+        return self.goals[draw_goal(rng, self.goals, self._sums)]
+
+    def describe(self) -> dict[str, Any]:
+        """Counts, splits, hash and settings of the shop; plain values that JSON can hold."""
+        return {
+            "version": self.version,
+            "directory": str(self._catalog.directory),
+            "catalogue_hash": self.catalogue_hash,
+            "num_products": len(self.products),
+            "num_goals": len(self.goals),
+            "num_products_with_goals": len({goal.asin for goal in self.goals}),
+            "split_sizes": {name: len(self._splits[name]) for name in SPLITS},
+            "num_rows_skipped": sum(warning.is_skipped for warning in self.warnings),
+            "warnings": self._catalog.warning_counts,
+            "nouns": self._catalog.nouns.describe(),
+            **self._settings,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Shop {self.version}: {len(self.products)} products, {len(self.goals)} goals>"
+
+    def _search(self, query: str) -> tuple[str, ...]:
+        hits = _engine(self._catalog, self._search_name).search(query, MAX_HITS)
+        return tuple(hit if isinstance(hit, str) else hit[0] for hit in hits)
+
+
+def open_shop(
+    data_dir: str | Path | None = None,
+    *,
+    version: Version = "v1",
+    goals: GoalKind = "synthetic",
+    split_by: str = "goal",
+    search: str = "bm25",
+    preseed: int = 0,
+    num_products: int | None = None,
+    variant: Variant = None,
+    limit_goals: int | None = None,
+    filter_goals: Callable[[int, Goal], bool] | None = None,
+) -> Shop:
+    """The shop of a catalogue; the same arguments give the same object.
+
+    Args:
+        data_dir: Directory in WebShop's format; None is the embedded catalogue.
+        version: "v1", corrected, or "v0", as published.
+        goals: "synthetic" or "human" instructions.
+        split_by: "goal" for the published cut; "product" (or "product:3", another such cut) shares no product.
+        search: "bm25", embedded, or "pyserini" (an extra).
+        preseed: Seed of v0's private draws of prices and caps.
+        num_products: Only the first rows of the product file; None takes all.
+        variant: "verl": one seed, `preseed`, also for the order of goals (v0 only).
+        limit_goals: Keep this many goals, drawn by weight.
+        filter_goals: Called with (place, goal); goals that it refuses are left out.
+
+    Raises:
+        ShopGymError: A setting is unknown, or (CatalogError) a file is missing or malformed.
+    """
+    _check("version", version, ("v0", "v1"))
+    _check("goals", goals, ("synthetic", "human"))
+    _check("search", search, ("bm25", "pyserini"))
+    _check("variant", variant, (None, "verl"))
+    if version == "v1" and (preseed != 0 or variant is not None):
+        raise ShopGymError("preseed and variant belong to version v0: v1 draws nothing")
+    directory = str(EMBEDDED_CATALOGUE if data_dir is None else Path(data_dir).resolve())
+    with _MEMO_LOCK:
+        return _open(
+            directory, version, goals, split_by, search, int(preseed), num_products, variant, limit_goals, filter_goals
+        )
+
+
+@lru_cache(maxsize=32)
+def _open(
+    directory: str,
+    version: Version,
+    goals: GoalKind,
+    split_by: str,
+    search: str,
+    preseed: int,
+    num_products: int | None,
+    variant: Variant,
+    limit_goals: int | None,
+    filter_goals: Callable[[int, Goal], bool] | None,
+) -> Shop:
+    catalog = _catalog(directory, version, num_products)
+    goal_list = build_goals(
+        catalog, goals, preseed=preseed, variant=variant, limit_goals=limit_goals, filter_goals=filter_goals
+    )
+    if not goal_list.goals:
+        raise ShopGymError(
+            f"{directory}: no {goals} goals are left of {goal_list.num_whole}; "
+            f"the catalogue needs {'items_human_ins*.json' if goals == 'human' else 'instructions'} for its products"
+        )
+    settings: dict[str, Any] = {"goals": goals, "split_by": split_by, "search": search}
+    if version == "v0":
+        settings |= {"preseed": preseed, "variant": variant}
+    return Shop(catalog, goal_list, split_by=split_by, search=search, settings=settings)
+
+
+@lru_cache(maxsize=8)
+def _catalog(directory: str, version: Version, num_products: int | None) -> Catalog:
+    catalog = load_catalog(directory, version=version, num_products=num_products)
+    catalog.nouns.require(product.title for product in catalog.products.values())
+    return catalog
+
+
+def _engine(catalog: Catalog, name: str) -> SearchEngine:
+    with _MEMO_LOCK:
+        return _build_engine(catalog, name)
+
+
+@lru_cache(maxsize=8)
+def _build_engine(catalog: Catalog, name: str) -> SearchEngine:
+    """Built at the first search, and shared by all shops of one catalogue."""
+    if name == "pyserini":
+        try:
+            from webshop_env.search.pyserini import PyseriniSearch
+        except ImportError as error:
+            raise ShopGymError(f"search='pyserini' needs shopgym[pyserini] ({error})") from error
+        return PyseriniSearch.open(catalog.directory, catalog.catalogue_hash)
+    from webshop_env.search.bm25 import BM25Index
+
+    return BM25Index.build([index_document(p) for p in catalog.products.values()], list(catalog.products))
+
+
+def _check(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ShopGymError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
