@@ -242,7 +242,7 @@ def _prices_as_published(text: str) -> tuple[float, ...]:
 
 
 def _prices_corrected(text: str, note: _Note) -> tuple[float, ...]:
-    """One price or the two ends of a range, in the file's order; prices a unit (in brackets) and other currencies go."""
+    """One price or the two ends of a range, as the file orders them, without prices per unit (in brackets)."""
     if text.strip().lower() == "free":
         note("price", f"{text!r} is taken as $0.0")
         return (0.0,)

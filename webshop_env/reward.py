@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,16 +22,21 @@ from webshop_env.goals import NO_CAP_USD
 from webshop_env.nouns import NameNouns
 from webshop_env.types import Goal, Product
 
-COLOURS = tuple(
-    """alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
-    caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
-    dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory
-    ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor
-    mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand
-    sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
-    wheat white wine yellow""".split()
+# fmt: off
+COLOURS = (
+    "alabaster", "apricot", "aqua", "ash", "asphalt", "azure", "banana", "beige", "black", "blue", "blush",
+    "bordeaux", "bronze", "brown", "burgundy", "camel", "camo", "caramel", "champagne", "charcoal", "cheetah",
+    "chestnut", "chocolate", "christmas", "coffee", "cognac", "copper", "coral", "cranberry", "cream", "crystal",
+    "dark", "denim", "eggplant", "elephant", "espresso", "fuchsia", "gold", "granite", "grape", "graphite", "grass",
+    "gray", "green", "grey", "heather", "indigo", "ivory", "ivy", "khaki", "lavender", "lemon", "leopard", "light",
+    "lilac", "lime", "magenta", "maroon", "mauve", "merlot", "midnight", "mint", "mocha", "multicolor", "mushroom",
+    "mustard", "natural", "navy", "nude", "olive", "orange", "peach", "pewter", "pink", "plum", "purple", "rainbow",
+    "red", "rose", "royal", "rust", "sand", "sapphire", "seashell", "silver", "skull", "slate", "steel", "stone",
+    "stonewash", "sunflower", "tan", "taupe", "teal", "tiger", "turquoise", "violet", "walnut", "wheat", "white",
+    "wine", "yellow",
 )
 """The published colour words, in the published order: the first one found in a text stands for it."""
+# fmt: on
 MIN_SIMILARITY = 85
 """Two texts are the same wish if thefuzz gives more than this (0 to 100)."""
 
@@ -65,9 +70,9 @@ def score_v0(
     """
     wanted = goal.options.items() if isinstance(goal.options, dict) else goal.options
     num_options = sum(any(_same_option_v0(wish, value) for value in options.values()) for wish in wanted)
-    is_price_met = 0 < goal.price_upper and price_usd <= goal.price_upper
+    is_price_met = goal.price_upper > 0 and price_usd <= goal.price_upper
     num_attributes = _num_attributes(product, goal, "v0")
-    return _combine(product, goal, nouns, num_attributes, num_options, is_price_met)
+    return _combine(match_type(product, goal, nouns), goal, num_attributes, num_options, is_price_met)
 
 
 def score_v1(
@@ -76,15 +81,18 @@ def score_v1(
     """The corrected score of buying `product` with `options` for `goal`; arguments as for `score_v0`.
 
     A wanted (name, value) pair is met by a bought pair of the same name and an equal value (`same_value`); a wanted
-    value without a name by any bought pair. Attributes match on word boundaries. The goal's own product has the
-    goal's attributes, so with the goal's options it scores exactly 1.0. `price_usd` may be NaN (not known): no cap is
+    value without a name by any bought pair. Attributes match on word boundaries. The goal's own product is of
+    the wanted type and has the wanted attributes, so with the goal's options it scores exactly 1.0. `price_usd` may be NaN (not known): no cap is
     met then.
     """
     wanted = goal.options.items() if isinstance(goal.options, dict) else [(None, value) for value in goal.options]
     num_options = sum(_is_option_met(product, options, name, value) for name, value in wanted)
     is_price_met = goal.price_upper == NO_CAP_USD or price_usd <= goal.price_upper
+    kind = match_type(product, goal, nouns)
     num_attributes = _num_attributes(product, goal, "v1")
-    score, breakdown = _combine(product, goal, nouns, num_attributes, num_options, is_price_met)
+    if product.asin == goal.asin:  # a name of one noun, ten times, would make it a stranger to itself
+        kind, num_attributes = replace(kind, factor=1.0), len(goal.attributes)
+    score, breakdown = _combine(kind, goal, num_attributes, num_options, is_price_met)
     return score, {**breakdown, "r_option": breakdown.get("r_option", 1.0), "w_option": breakdown.get("w_option", 0.0)}
 
 
@@ -116,9 +124,8 @@ def normalise(text: str) -> str:
 
 
 def _combine(
-    product: Product, goal: Goal, nouns: NameNouns, num_attributes: int, num_options: int, is_price_met: bool
+    kind: TypeMatch, goal: Goal, num_attributes: int, num_options: int, is_price_met: bool
 ) -> tuple[float, Breakdown]:
-    kind = match_type(product, goal, nouns)
     num_wanted_attributes, num_wanted_options = len(goal.attributes), len(goal.options)
     num_wishes = num_wanted_attributes + num_wanted_options + 1
     score = (num_attributes + num_options + is_price_met) / num_wishes * kind.factor
@@ -156,8 +163,6 @@ def _match_type(
 
 
 def _num_attributes(product: Product, goal: Goal, version: str) -> int:
-    if version == "v1" and product.asin == goal.asin:
-        return len(goal.attributes)
     texts = (product.title, product.bullet_points, product.description)
     return _count_attributes(goal.attributes, product.attributes, texts, version)
 
@@ -249,9 +254,19 @@ def _plain_name(name: str) -> str:
     return normalise(name).removesuffix(" name").replace("colour", "color").replace("flavour", "flavor")
 
 
-_COLOUR_WORDS = frozenset(COLOURS) | frozenset(
-    "bright pale deep soft hot neon pastel matte off jet baby sky forest sea burnt dusty multi clear".split()
-)
+_COLOUR_WORDS = frozenset(COLOURS) | {
+    "bright",
+    "pale",
+    "deep",
+    "soft",
+    "hot",
+    "neon",
+    "pastel",
+    "matte",
+    "off",
+    "jet",
+    "sky",
+}
 _SIZE_SPELLING = {"xs": "xsmall", "s": "small", "m": "medium", "l": "large", "xl": "xlarge"}
 _SIZES = re.compile(r"x*(?:small|large)|medium")
 _COUNTED_X = re.compile(r"\b(\d)x-?(?=(?:l|large|s|small)\b)")

@@ -48,9 +48,7 @@ class Shop:
         warnings: Odd rows of the catalogue and what was done about each.
     """
 
-    def __init__(
-        self, catalog: Catalog, goal_list: GoalList, *, split_by: str, search: str, settings: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, catalog: Catalog, goal_list: GoalList, arguments: Mapping[str, Any]) -> None:
         self.version: Version = catalog.version
         self.products: Mapping[str, Product] = MappingProxyType(catalog.products)
         self.goals: tuple[Goal, ...] = goal_list.goals
@@ -58,9 +56,8 @@ class Shop:
         self.warnings = catalog.warnings
         self._catalog = catalog
         self._goal_list = goal_list
-        self._settings = dict(settings)
-        self._search_name = search
-        self._splits = split_indexes(goal_list, split_by)
+        self._arguments = dict(arguments)
+        self._splits = split_indexes(goal_list, arguments["split_by"])
         self._goal_by_id = {goal.goal_id: goal for goal in self.goals}
         self._sums = running_weights(self.goals)
         self._score = score_v0 if self.version == "v0" else score_v1
@@ -97,7 +94,11 @@ class Shop:
         return self.goals[index]
 
     def search(self, words: Sequence[str]) -> tuple[str, ...]:
-        """Asins of the top 50 products for the words, joined by blanks and taken as they are; best first."""
+        """Asins of the top 50 products for the words, joined by blanks and taken as they are; best first.
+
+        Raises:
+            QueryTooLongError: More than 1,024 distinct terms in v0, as published; v1 takes the first 1,024.
+        """
         return self._found(" ".join(words))
 
     def price_of(self, asin: str) -> float:
@@ -124,6 +125,7 @@ class Shop:
 
     def describe(self) -> dict[str, Any]:
         """Counts, splits, hash and settings of the shop; plain values that JSON can hold."""
+        settings = ["goals", "split_by", "search"] + (["preseed", "variant"] if self.version == "v0" else [])
         return {
             "version": self.version,
             "directory": str(self._catalog.directory),
@@ -135,15 +137,18 @@ class Shop:
             "num_rows_skipped": sum(warning.is_skipped for warning in self.warnings),
             "warnings": self._catalog.warning_counts,
             "nouns": self._catalog.nouns.describe(),
-            **self._settings,
+            **{name: self._arguments[name] for name in settings},
         }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are the shop itself, and another process opens its own: nothing is copied byte by byte."""
+        return _reopen, (self._arguments,)
 
     def __repr__(self) -> str:
         return f"<Shop {self.version}: {len(self.products)} products, {len(self.goals)} goals>"
 
     def _search(self, query: str) -> tuple[str, ...]:
-        hits = _engine(self._catalog, self._search_name).search(query, MAX_HITS)
-        return tuple(hit if isinstance(hit, str) else hit[0] for hit in hits)
+        return _engine(self._catalog, self._arguments["search"]).search(query, MAX_HITS)
 
 
 def open_shop(
@@ -182,39 +187,40 @@ def open_shop(
     _check("variant", variant, (None, "verl"))
     if version == "v1" and (preseed != 0 or variant is not None):
         raise ShopGymError("preseed and variant belong to version v0: v1 draws nothing")
-    directory = str(EMBEDDED_CATALOGUE if data_dir is None else Path(data_dir).resolve())
+    return _reopen(
+        {
+            "data_dir": str(EMBEDDED_CATALOGUE if data_dir is None else Path(data_dir).resolve()),
+            "version": version,
+            "goals": goals,
+            "split_by": split_by,
+            "search": search,
+            "preseed": int(preseed),
+            "num_products": num_products,
+            "variant": variant,
+            "limit_goals": limit_goals,
+            "filter_goals": filter_goals,
+        }
+    )
+
+
+def _reopen(arguments: dict[str, Any]) -> Shop:
     with _MEMO_LOCK:
-        return _open(
-            directory, version, goals, split_by, search, int(preseed), num_products, variant, limit_goals, filter_goals
-        )
+        return _open(**arguments)
 
 
 @lru_cache(maxsize=32)
-def _open(
-    directory: str,
-    version: Version,
-    goals: GoalKind,
-    split_by: str,
-    search: str,
-    preseed: int,
-    num_products: int | None,
-    variant: Variant,
-    limit_goals: int | None,
-    filter_goals: Callable[[int, Goal], bool] | None,
-) -> Shop:
-    catalog = _catalog(directory, version, num_products)
-    goal_list = build_goals(
-        catalog, goals, preseed=preseed, variant=variant, limit_goals=limit_goals, filter_goals=filter_goals
-    )
+def _open(**arguments: Any) -> Shop:
+    directory, kind = arguments["data_dir"], arguments["goals"]
+    catalog = _catalog(directory, arguments["version"], arguments["num_products"])
+    drawing = {name: arguments[name] for name in ("preseed", "variant", "limit_goals", "filter_goals")}
+    goal_list = build_goals(catalog, kind, **drawing)
     if not goal_list.goals:
+        needed = "items_human_ins*.json" if kind == "human" else "instructions in items_ins*.json"
         raise ShopGymError(
-            f"{directory}: no {goals} goals are left of {goal_list.num_whole}; "
-            f"the catalogue needs {'items_human_ins*.json' if goals == 'human' else 'instructions'} for its products"
+            f"{directory}: none of its {goal_list.num_whole} {kind} goals is left; goals need {needed}, "
+            "and a filter or limit must keep at least one"
         )
-    settings: dict[str, Any] = {"goals": goals, "split_by": split_by, "search": search}
-    if version == "v0":
-        settings |= {"preseed": preseed, "variant": variant}
-    return Shop(catalog, goal_list, split_by=split_by, search=search, settings=settings)
+    return Shop(catalog, goal_list, arguments)
 
 
 @lru_cache(maxsize=8)
@@ -238,9 +244,11 @@ def _build_engine(catalog: Catalog, name: str) -> SearchEngine:
         except ImportError as error:
             raise ShopGymError(f"search='pyserini' needs shopgym[pyserini] ({error})") from error
         return PyseriniSearch.open(catalog.directory, catalog.catalogue_hash)
-    from webshop_env.search.bm25 import BM25Index
+    from webshop_env.search import BM25Index, BM25Search
 
-    return BM25Index.build([index_document(p) for p in catalog.products.values()], list(catalog.products))
+    documents = [index_document(product) for product in catalog.products.values()]
+    index = BM25Index.build(documents, list(catalog.products), catalogue_hash=catalog.catalogue_hash)
+    return BM25Search(index, truncate_long_queries=catalog.version == "v1")
 
 
 def _check(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
