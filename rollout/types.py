@@ -129,6 +129,20 @@ class StepBatch:
     anchor_texts: tuple[str, ...] = ()
     """Page text of each anchor_id."""
 
+    # For reading and statistics; the trainer does not need them, so batches made by hand may leave them out.
+    action: np.ndarray | None = None
+    """object [N] of str: what the environment was given."""
+    problem: np.ndarray | None = None
+    """object [N] of str | None: what was wrong with the reply's form."""
+    reason: np.ndarray | None = None
+    """object [N] of str: why the page did not take the action; "" when it did."""
+    terminated: np.ndarray | None = None
+    """bool [N], of the episode: it ended by itself (a purchase)."""
+    prompt_is_cut: np.ndarray | None = None
+    """bool [N]: something was left out to make the prompt fit."""
+    reply_is_cut: np.ndarray | None = None
+    """bool [N]: `max_tokens` ended the reply."""
+
     # Filled by the trainer.
     step_return: np.ndarray | None = None
     """float32 [N]: discounted return from this step on."""

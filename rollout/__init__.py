@@ -1,0 +1,22 @@
+"""Playing many episodes with a policy, and the rows that come out of it."""
+
+from rollout.collector import CollectorConfig, TrajectoryCollector
+from rollout.types import (
+    Generation,
+    GenerationRequest,
+    NoiseKey,
+    Policy,
+    SamplingParams,
+    StepBatch,
+)
+
+__all__ = [
+    "CollectorConfig",
+    "Generation",
+    "GenerationRequest",
+    "NoiseKey",
+    "Policy",
+    "SamplingParams",
+    "StepBatch",
+    "TrajectoryCollector",
+]

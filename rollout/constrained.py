@@ -1,0 +1,298 @@
+"""Decoding that can only write what the page offers.
+
+A reply is `<action>…</action>` and EOS (with thinking: `<think>…</think>` before it). For the actions of a page the
+grammar names, token by token, the ids that may come next. Fixed actions are a trie over their tokenised replies; a
+search is its fixed head, free text, its fixed tail. The engine samples from the model's distribution restricted to
+these ids, and the trainer rebuilds the same sets from the page's actions and the reply, so that both speak of one
+distribution. Sets depend on nothing else: not on the batch, not on the sampled noise.
+
+Dimensions: R tokens of a reply, V size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from webshop_env.errors import ShopGymError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SEARCH = "search[<your query>]"
+"""Stands for a search with any words."""
+_SEARCH_HEAD, _SEARCH_TAIL = "search[", "]"
+_THINK_HEAD, _THINK_TAIL = "<think>", "</think>"
+# U+FFFD is how a token that ends inside a character reads: left out, so that every reply is whole text.
+_NOT_IN_QUERY = re.compile("[\\[\\]<>\x00-\x1f\x7f\x85\u2028\u2029\ufffd\u4e00-\u9fff]")
+_NOT_IN_THOUGHT = re.compile("[<>\x00-\x09\x0b-\x1f\x7f\ufffd\u4e00-\u9fff]")
+_TRIES_KEPT = 4096
+
+
+@dataclass(slots=True)
+class _Node:
+    """A place in the trie of fixed token sequences."""
+
+    children: dict[int, _Node] = field(default_factory=dict)
+    opens_query: bool = False
+    """The head of a search ends here: free text may follow."""
+    _allowed: np.ndarray | None = None
+
+    @property
+    def allowed(self) -> np.ndarray:
+        if self._allowed is None:
+            self._allowed = np.asarray(sorted(self.children), dtype=np.int32)
+        return self._allowed
+
+
+class Cursor:
+    """Walks one reply, token by token."""
+
+    __slots__ = ("_grammar", "_has_word", "_length", "_node", "_phase", "_rest")
+
+    def __init__(self, grammar: ActionGrammar, root: _Node, rest: int) -> None:
+        self._grammar = grammar
+        self._node = root
+        self._rest = rest
+        """Tokens that must still fit after a thought."""
+        self._length = 0
+        self._has_word = False
+        self._phase = "think" if grammar.free_prefix else "fixed"
+
+    @property
+    def is_done(self) -> bool:
+        """EOS has been taken."""
+        return self._phase == "done"
+
+    def allowed(self) -> np.ndarray:
+        """int32, ascending: the ids that may come next; never empty before the end, empty after it."""
+        grammar = self._grammar
+        if self._phase == "fixed":
+            if self._node.opens_query:
+                return grammar.query_free.ids
+            return self._node.allowed
+        if self._phase == "query":
+            fits_one_more = self._length + 1 + len(grammar.search_tail) <= grammar.max_tokens
+            return grammar.query_free.choose(grammar.search_tail[0], may_go_on=fits_one_more, may_close=self._has_word)
+        if self._phase == "close":
+            return self._node.allowed
+        if self._phase == "think":
+            if self._length < len(grammar.think_head):
+                return grammar.think_head_ids[self._length]
+            fits_one_more = self._length + 1 + self._rest <= grammar.max_tokens
+            return grammar.thought_free.choose(self._node.allowed[0], may_go_on=fits_one_more, may_close=True)
+        return np.empty(0, dtype=np.int32)
+
+    def advance(self, token: int) -> None:
+        """Takes the next token.
+
+        Raises:
+            ValueError: the token is not among the allowed ones.
+        """
+        allowed = self.allowed()
+        at = int(np.searchsorted(allowed, token))
+        if at == len(allowed) or allowed[at] != token:
+            raise ValueError(f"token {token} at place {self._length} of the reply is not allowed by the page's actions")
+        grammar = self._grammar
+        if self._phase == "fixed" and self._node.opens_query:
+            self._phase = "query"
+            self._has_word = bool(grammar.query_free.is_word[token])
+        elif self._phase == "query" and token != grammar.search_tail[0]:
+            self._has_word |= bool(grammar.query_free.is_word[token])
+        elif self._phase == "query":
+            self._phase, self._node = "close", grammar.search_tail_node.children[token]
+        elif self._phase == "think":
+            if self._length >= len(grammar.think_head) and token in self._node.children:
+                self._phase, self._node = "fixed", self._node.children[token]
+        else:
+            self._node = self._node.children[token]
+        self._length += 1
+        if not self._node.children and not self._node.opens_query and self._phase in ("fixed", "close"):
+            self._phase = "done"
+
+
+class _FreeText:
+    """The ids that free text may use, and the same with the id that closes it."""
+
+    def __init__(self, ids: np.ndarray, is_word: np.ndarray, closing: Sequence[int]) -> None:
+        closing_ids = np.asarray(sorted(set(closing)), dtype=np.int32)
+        self.ids = np.setdiff1d(ids, closing_ids).astype(np.int32)
+        self.is_free = np.zeros(len(is_word), dtype=bool)
+        """bool [V]: the token is one of `ids`."""
+        self.is_free[self.ids] = True
+        self.is_word = is_word
+        """bool [V]: the token holds more than blanks."""
+        self._with_closing: dict[int, np.ndarray] = {}
+        self._only_closing: dict[int, np.ndarray] = {}
+
+    def choose(self, closing: int, *, may_go_on: bool, may_close: bool) -> np.ndarray:
+        closing = int(closing)
+        if closing not in self._with_closing:
+            self._with_closing[closing] = np.union1d(self.ids, [closing]).astype(np.int32)
+            self._only_closing[closing] = np.asarray([closing], dtype=np.int32)
+        if may_go_on:
+            return self._with_closing[closing] if may_close else self.ids
+        return self._only_closing[closing]
+
+
+class ActionGrammar:
+    """Which tokens may come next, for one tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prefix: str = "<action>",
+        suffix: str = "</action>",
+        *,
+        free_prefix: bool = False,
+        max_tokens: int = 64,
+    ) -> None:
+        """Prepares the vocabulary.
+
+        Args:
+            tokenizer: Its EOS ends every reply.
+            prefix: Stands before an action.
+            suffix: Stands after it.
+            free_prefix: Replies begin with a thought, `<think>` free text `</think>`.
+            max_tokens: Most tokens of a reply, EOS included: free text is closed in time, and actions that are longer
+                than this are not offered.
+
+        Raises:
+            ShopGymError: the tokenizer has no EOS, or `max_tokens` is too small for any reply.
+        """
+        if tokenizer.eos_token_id is None:
+            raise ShopGymError("constrained decoding needs a tokenizer with an EOS token; this one has none")
+        self.tokenizer = tokenizer
+        self.prefix, self.suffix = prefix, suffix
+        self.free_prefix = free_prefix
+        self.max_tokens = max_tokens
+        self.eos = int(tokenizer.eos_token_id)
+        self._token_cache: dict[str, tuple[int, ...]] = {}
+        self._trie_cache: OrderedDict[tuple[str, ...], tuple[_Node, int]] = OrderedDict()
+
+        self.think_head = self._tokens(_THINK_HEAD) if free_prefix else ()
+        self.think_head_ids = [np.asarray([token], dtype=np.int32) for token in self.think_head]
+        self._lead = _THINK_TAIL + prefix if free_prefix else prefix
+        self.search_head = self._tokens(self._lead + _SEARCH_HEAD)
+        self.search_tail = (*self._tokens(_SEARCH_TAIL + suffix), self.eos)
+        self.search_tail_node = _Node()
+        _insert(self.search_tail_node, self.search_tail)
+
+        texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))], clean_up_tokenization_spaces=False)
+        special = set(tokenizer.all_special_ids)
+        usable = [i for i, text in enumerate(texts) if text and i not in special]
+        is_word = np.asarray([bool(text.strip()) for text in texts], dtype=bool)
+        query_ids = np.asarray([i for i in usable if not _NOT_IN_QUERY.search(texts[i])], dtype=np.int32)
+        thought_ids = np.asarray([i for i in usable if not _NOT_IN_THOUGHT.search(texts[i])], dtype=np.int32)
+        self.query_free = _FreeText(query_ids, is_word, self.search_tail[:1])
+        self.thought_free = _FreeText(thought_ids, is_word, self.search_head[:1])
+
+    def start(self, admissible: Sequence[str]) -> Cursor:
+        """A cursor before the first token of a reply to a page with these actions.
+
+        Raises:
+            ShopGymError: the page offers nothing, or nothing that fits into `max_tokens`.
+        """
+        root, rest = self._trie(tuple(admissible))
+        return Cursor(self, root, rest)
+
+    def allowed_ids(self, admissible: Sequence[str], reply_ids: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """Rebuilds what was allowed at every token of a reply.
+
+        Args:
+            admissible: The page's actions, as they were when the reply was sampled.
+            reply_ids: int [R].
+
+        Returns:
+            R int32 arrays, ascending, each with the reply's token in it. Arrays are shared: do not change them.
+
+        Raises:
+            ValueError: the reply could not have been sampled on this page.
+        """
+        cursor = self.start(admissible)
+        allowed: list[np.ndarray] = []
+        for token in reply_ids:
+            allowed.append(cursor.allowed())
+            cursor.advance(int(token))
+        return allowed
+
+    def allowed_mask(
+        self, admissible: Sequence[str], reply_ids: Sequence[int] | np.ndarray, num_logits: int
+    ) -> np.ndarray:
+        """`allowed_ids` as bool [R, num_logits], True where a token was allowed."""
+        allowed = self.allowed_ids(admissible, reply_ids)
+        mask = np.zeros((len(allowed), num_logits), dtype=bool)
+        for row, ids in zip(mask, allowed, strict=True):
+            row[ids] = True
+        return mask
+
+    def encode_reply(self, action: str, thought: str = "") -> np.ndarray:
+        """The reply that takes an action, tokenised as this grammar samples it, EOS included.
+
+        For imitation: queries lose what free text may not hold. `thought` is used with `free_prefix` alone.
+
+        Returns:
+            int32 [R]; it may be longer than `max_tokens`, which `allowed_ids` then refuses.
+        """
+        head = (*self.think_head, *self._free_tokens(thought, self.thought_free)) if self.free_prefix else ()
+        if action.startswith(_SEARCH_HEAD) and action.endswith(_SEARCH_TAIL) and action != SEARCH:
+            query = action[len(_SEARCH_HEAD) : -len(_SEARCH_TAIL)]
+            body = (*self.search_head, *self._free_tokens(query, self.query_free), *self.search_tail)
+        else:
+            body = (*self._tokens(self._lead + action + self.suffix), self.eos)
+        return np.asarray([*head, *body], dtype=np.int32)
+
+    def _free_tokens(self, text: str, free: _FreeText) -> list[int]:
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [i for i in ids if free.is_free[i]]
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        if text not in self._token_cache:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) != text:
+                raise ShopGymError(
+                    f"constrained decoding: the tokenizer does not give {text!r} back after encoding; "
+                    "use one that is lossless, or set actor_rollout_ref.rollout.constrained=false"
+                )
+            self._token_cache[text] = tuple(int(i) for i in ids)
+        return self._token_cache[text]
+
+    def _trie(self, admissible: tuple[str, ...]) -> tuple[_Node, int]:
+        if admissible in self._trie_cache:
+            self._trie_cache.move_to_end(admissible)
+            return self._trie_cache[admissible]
+        root, rest = _Node(), 0
+        room = self.max_tokens - len(self.think_head)
+        for action in admissible:
+            if action == SEARCH:
+                length = len(self.search_head) + 1 + len(self.search_tail)
+                if length <= room:
+                    _insert(root, self.search_head).opens_query = True
+            else:
+                tokens = (*self._tokens(self._lead + action + self.suffix), self.eos)
+                length = len(tokens)
+                if length <= room:
+                    _insert(root, tokens)
+            if length <= room:
+                rest = max(rest, length)
+        if rest == 0:
+            raise ShopGymError(
+                f"constrained decoding: none of the page's {len(admissible)} actions fits into {self.max_tokens} "
+                "tokens; raise data.max_response_length"
+            )
+        self._trie_cache[admissible] = root, rest
+        if len(self._trie_cache) > _TRIES_KEPT:
+            self._trie_cache.popitem(last=False)
+        return root, rest
+
+
+def _insert(root: _Node, tokens: Sequence[int]) -> _Node:
+    node = root
+    for token in tokens:
+        node = node.children.setdefault(token, _Node())
+    return node

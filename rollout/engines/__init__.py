@@ -1,0 +1,1 @@
+"""Policies that write replies: a transformers model, a script."""
