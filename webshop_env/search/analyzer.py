@@ -17,8 +17,11 @@ MAX_TOKEN_LENGTH = 255
 """Longer tokens are cut into pieces of this many UTF-16 units."""
 
 STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()
+    {
+        "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",
+        "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this",
+        "to", "was", "will", "with",
+    }
 )
 
 # Plain ASCII needs no table of classes. A row of underscores alone is matched too and dropped later: if it were no

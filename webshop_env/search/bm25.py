@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ class BM25Index:
         if not k1 > 0 or not 0 <= b <= 1:
             raise ValueError(f"k1 must be above 0 and b in [0, 1], got k1={k1} and b={b}")
         order = sorted(range(len(asins)), key=asins.__getitem__)
-        for left, right in zip(order, order[1:], strict=False):
+        for left, right in pairwise(order):
             if asins[left] == asins[right]:
                 raise ValueError(f"asin {asins[left]} comes twice; every product needs its own")
 
@@ -165,6 +166,11 @@ class BM25Index:
     @property
     def num_terms(self) -> int:
         return len(self._terms)
+
+    @property
+    def num_postings(self) -> int:
+        """Pairs of a term and a document that holds it."""
+        return len(self._docs)
 
     @property
     def num_tokens(self) -> int:
