@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,8 @@ class EnvManager:
         """Prompts made since construction."""
         self.num_cut_prompts = 0
         """How many of them were cut to fit."""
+        self.prompt_seconds = 0.0
+        """Time spent on them, in seconds."""
 
     def reset(self, goal_indexes: Sequence[int]) -> Observations:
         """Begins one episode per given goal.
@@ -252,6 +255,7 @@ class EnvManager:
         if not slot.is_live:
             slot.prompt = Prompt("", False)
             return
+        began = perf_counter()
         slot.prompt = build_prompt(
             self.template,
             slot.view,
@@ -261,6 +265,7 @@ class EnvManager:
             max_tokens=self.config.max_prompt_tokens,
             history_overflow=self.config.history_overflow,
         )
+        self.prompt_seconds += perf_counter() - began
         self.num_prompts += 1
         self.num_cut_prompts += slot.prompt.is_cut
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,10 +67,16 @@ def make_vector_env(
 ) -> gymnasium.vector.VectorEnv:
     """The id's own vector environment where it has one, else one in this process; never reset behind one's back."""
     kwargs = dict(env_kwargs or {})
-    if gymnasium.spec(env_id).vector_entry_point is not None:
-        return gymnasium.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    module, colon, bare_id = env_id.partition(":")
+    if colon:
+        importlib.import_module(module)
+        env_id = bare_id
+    # A spec instead of the id: an id of an earlier version (v0) would be warned about, though it is meant.
+    spec = gymnasium.spec(env_id)
+    if spec.vector_entry_point is not None:
+        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **kwargs)
     vector = gymnasium.make_vec(
-        env_id,
+        spec,
         num_envs=num_envs,
         vectorization_mode="sync",
         wrappers=list(wrappers),

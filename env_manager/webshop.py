@@ -10,6 +10,8 @@ from env_manager.types import PageView
 SEPARATOR = " [SEP] "
 TITLE_WORDS_IN_RESULTS = 8
 TITLE_WORDS_ON_ITEM = 16
+WORDS_OF_A_TEXT = 24
+"""Words that are left of a description or a feature."""
 _BUTTONS = ("< prev", "next >", "back to search", "description", "features", "reviews", "attributes", "buy now")
 
 
@@ -20,8 +22,9 @@ def full_view(observation: str, info: Mapping[str, Any]) -> PageView:
     """
     task, segments = _split(observation, info)
     quoted = tuple(f"'{segment}'" for segment in segments)
-    selected = _selected(info)
-    protected = frozenset(i for i, s in enumerate(segments) if selected and s.lower().startswith(("selected", "you have")))
+    # v1 shows the selected options in a segment of their own.
+    is_chosen = bool(info.get("selected_options"))
+    protected = frozenset(i for i, s in enumerate(segments) if is_chosen and s.startswith("Selected: "))
     anchor = SEPARATOR.join(quoted) if task is not None else observation
     return PageView(
         task=info["instruction_text"],
@@ -41,14 +44,14 @@ def compact_view(observation: str, info: Mapping[str, Any]) -> PageView:
     full = full_view(observation, info)
     _, segments = _split(observation, info)
     actions = tuple(info["available_actions"])
-    clickable = {action[len("click[") : -1] for action in actions if action.startswith("click[")}
+    clickable = {_key(action[len("click[") : -1]) for action in actions if action.startswith("click[")}
     buttons = [name for name in _BUTTONS if name in clickable]
     kind = info["page_kind"]
     protected: frozenset[int] = frozenset()
     if kind == "results":
-        pieces = ["results", *_products(segments, clickable), *buttons]
+        pieces = [f"results {_page_number(segments)}", *_products(segments, clickable), *buttons]
     elif kind == "item":
-        selected = _selected(info)
+        selected = dict(info.get("selected_options") or {})
         title, price, options = _item(segments, clickable)
         chosen = ["selected " + ", ".join(f"{name} = {value}" for name, value in selected.items())] if selected else []
         pieces = ["item", *chosen, f"{_first_words(title, TITLE_WORDS_ON_ITEM)} {price}", *options, *buttons]
@@ -56,7 +59,7 @@ def compact_view(observation: str, info: Mapping[str, Any]) -> PageView:
     elif kind == "start":
         pieces = ["start"]
     else:
-        texts = [s for s in segments if s.lower() not in clickable]
+        texts = [_first_words(s, WORDS_OF_A_TEXT) for s in segments if _key(s) not in clickable]
         pieces = [kind.replace("_", " "), *texts, *buttons]
     return PageView(
         task=full.task,
@@ -77,14 +80,19 @@ def _split(observation: str, info: Mapping[str, Any]) -> tuple[str | None, list[
     return task, segments[segments.index(task) + 1 :]
 
 
-def _selected(info: Mapping[str, Any]) -> dict[str, str]:
-    return dict(info.get("selected_options") or {})
+def _page_number(segments: Sequence[str]) -> str:
+    return next((s.split()[1] for s in segments if s.startswith("Page ")), "1")
+
+
+def _key(text: str) -> str:
+    """How clicks are written: lower case, single blanks."""
+    return " ".join(text.split()).lower()
 
 
 def _products(segments: Sequence[str], clickable: set[str]) -> list[str]:
     """One piece per product: asin, first words of the title, price."""
     pieces: list[str] = []
-    starts = [i for i, s in enumerate(segments) if s.lower() in clickable and s.lower() not in _BUTTONS]
+    starts = [i for i, s in enumerate(segments) if _key(s) in clickable and _key(s) not in _BUTTONS]
     for start, end in zip(starts, [*starts[1:], len(segments)], strict=True):
         asin, *rest = segments[start:end]
         price = rest[-1] if len(rest) > 1 else ""
@@ -100,9 +108,9 @@ def _item(segments: Sequence[str], clickable: set[str]) -> tuple[str, str, list[
         return "", "", []
     options: list[tuple[str, list[str]]] = []
     for segment in segments[: at_price - 1]:
-        if segment.lower() in _BUTTONS:
+        if _key(segment) in _BUTTONS:
             continue
-        if segment in clickable or segment.lower() in clickable:
+        if _key(segment) in clickable:
             if options:
                 options[-1][1].append(segment)
         else:

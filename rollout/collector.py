@@ -67,6 +67,7 @@ class TrajectoryCollector:
         """
         self._check(goal_indexes, group_size, first_episode)
         self._seconds = {"generate": 0.0, "env": 0.0, "prompt": 0.0}
+        prompt_seconds_before = self.manager.prompt_seconds
         goals_per_pass = self.manager.num_envs // group_size
         episodes: list[EpisodeRecord] = []
         for start in range(0, len(goal_indexes), goals_per_pass):
@@ -81,6 +82,10 @@ class TrajectoryCollector:
             ]
             self._play(records, policy, params, update=update, seed=seed)
             episodes += records
+        # The manager writes prompts inside its reset and step.
+        in_manager = self.manager.prompt_seconds - prompt_seconds_before
+        self._seconds["prompt"] += in_manager
+        self._seconds["env"] -= in_manager
         batch = flatten(episodes)
         times = {f"time/{phase}_s": seconds for phase, seconds in self._seconds.items()}
         self.statistics = batch_statistics(batch) | times
