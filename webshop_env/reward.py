@@ -81,9 +81,9 @@ def score_v1(
     """The corrected score of buying `product` with `options` for `goal`; arguments as for `score_v0`.
 
     A wanted (name, value) pair is met by a bought pair of the same name and an equal value (`same_value`); a wanted
-    value without a name by any bought pair. Attributes match on word boundaries. The goal's own product is of
-    the wanted type and has the wanted attributes, so with the goal's options it scores exactly 1.0. `price_usd` may be NaN (not known): no cap is
-    met then.
+    value without a name by any bought pair. Attributes match on word boundaries. The goal's own product is of the
+    wanted type and has the wanted attributes, so with the goal's options it scores exactly 1.0. `price_usd` may be
+    NaN (not known): no cap is met then.
     """
     wanted = goal.options.items() if isinstance(goal.options, dict) else [(None, value) for value in goal.options]
     num_options = sum(_is_option_met(product, options, name, value) for name, value in wanted)
@@ -91,7 +91,8 @@ def score_v1(
     kind = match_type(product, goal, nouns)
     num_attributes = _num_attributes(product, goal, "v1")
     if product.asin == goal.asin:  # a name of one noun, ten times, would make it a stranger to itself
-        kind, num_attributes = replace(kind, factor=1.0), len(goal.attributes)
+        kind = kind if kind.factor == 1.0 else replace(kind, factor=1.0)
+        num_attributes = len(goal.attributes)
     score, breakdown = _combine(kind, goal, num_attributes, num_options, is_price_met)
     return score, {**breakdown, "r_option": breakdown.get("r_option", 1.0), "w_option": breakdown.get("w_option", 0.0)}
 

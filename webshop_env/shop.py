@@ -108,9 +108,16 @@ class Shop:
         except KeyError:
             raise ShopGymError(f"no product has asin {asin!r}") from None
 
-    def score(self, goal: Goal, asin: str, options: Mapping[str, str]) -> tuple[float, Breakdown]:
-        """Score in [0, 1] of buying a product with the selected options (name -> value) for a goal, and its parts."""
+    def score(
+        self, goal: Goal, asin: str, options: Mapping[str, str], *, price_usd: float | None = None
+    ) -> tuple[float, Breakdown]:
+        """Score in [0, 1] of buying a product with the selected options (name -> value) for a goal, and its parts.
+
+        `price_usd` is for what-if questions; None is the shop's own price.
+        """
         price = self.price_of(asin)
+        if price_usd is not None:
+            price = price_usd
         return self._score(self.products[asin], goal, options, price_usd=price, nouns=self._catalog.nouns)
 
     def new_rng(self) -> random.Random:
