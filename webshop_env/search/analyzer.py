@@ -41,20 +41,24 @@ def _class_pattern() -> re.Pattern[str]:
     Rule numbers are those of Annex 29. Each alternative is greedy and leaves nothing to choose at any place, so the
     first match is also the longest.
     """
-    x = f"[{_MARKS}]*"                                                    # WB4: marks go with what they follow
-    letter = f"(?:[aA]{x}|h{x}(?:q{x}|d{x}(?=h))?)"                     # WB7a-c: quotes after and inside Hebrew
-    letters = f"{letter}(?:(?:[lbq]{x})?{letter})*"                     # WB5-7
-    digits = f"n{x}(?:(?:[mbq]{x})?n{x})*"                              # WB8, 11, 12
-    run = f"(?:(?:{letters}|{digits})+|k{x}(?:k{x})*)"                  # WB9, 10, 13
-    joined = f"(?:u{x})*+(?:{run}(?:(?:u{x})+{run})*(?:u{x})*)?+"       # WB13a, 13b
+    x = f"[{_MARKS}]*"                                              # WB4: marks go with what they follow
+    hebrew = f"h{x}(?:q{x}|d{x}h{x})"                               # WB7a-c: quotes after and inside
+    letters = f"[aAh]{x}(?:[lbq]{x}[aAh]{x})*"                      # WB6, 7
+    digits = f"n{x}(?:(?:[mbq]{x})?n{x})*"                          # WB8, 11, 12
+    run = f"(?:(?:{hebrew}|{letters}|{digits})+|k{x}(?:k{x})*)"     # WB5, 9, 10, 13
+    word = f"(?:u{x})*+{run}(?:(?:u{x})+{run})*(?:u{x})*"           # WB13a, 13b
 
-    m = "[xcztTS]*"                                                     # as x, without presentation selectors
-    toned = f"(?:P{m})?M{m}"
-    pictograph = f"[pPA]{m}V?"
-    sequence = f"(?:z*P{m}M{m}|M{m}|z*{pictograph})(?:(?:(?:(?<=z)|z+)(?:{toned}|{pictograph}))+|t+T)?"
+    m = "[xcztTS]*"                                                 # as x, without presentation selectors
+    sign = f"[pP]{m}V?"
+    toned = f"P{m}M{m}"
+    joiners = "(?:(?<=z)|z+)"                                       # m has taken them if it could
+    more = f"{joiners}(?:{toned}|{sign})|(?:(?<=z)|z)M{m}"
+    letter = f"A{m}V?"                                              # a sign that is a letter too
+    emoji = f"(?:z*{toned}|M{m}|z*{sign}|z*{letter})(?:t+T|(?:{more}|{joiners}{letter})*)"
+    from_letter = f"{letter}(?:{joiners}{letter})*(?:{more})(?:{more}|{joiners}{letter})*"  # longer than its word
     flag = f"r{x}r{x}"
     keycap = rf"\*{m}V?c{m}"
-    return re.compile(f"(?=[aAhnku]){joined}|{sequence}|{flag}|{keycap}|(?:[sS]{x})+|[ig]{x}")
+    return re.compile(f"{from_letter}|{word}|u+|{emoji}|{flag}|{keycap}|(?:[sS]{x})+|[ig]{x}")
 
 
 _CLASS_TOKEN = _class_pattern()
@@ -92,8 +96,8 @@ def tokenize(text: str) -> list[str]:
         spans: Iterable[tuple[int, int]] = ((start, end),)
         if end - start > MAX_TOKEN_LENGTH // 2:
             spans = _pieces(text, classes, start, end)
-        # Joining signs and marks alone, such as "__", are no token.
-        tokens += [text[i:j] for i, j in spans if classes[i] != "u" or classes[i:j].strip(_MARKS + "u")]
+        # Joining signs alone, such as "__", are no token.
+        tokens += [text[i:j] for i, j in spans if classes[i] != "u" or classes[i:j].strip("u")]
     return tokens
 
 
