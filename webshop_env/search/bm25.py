@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -198,7 +198,7 @@ class BM25Index:
                 raise QueryTooLongError(
                     f"the query has {len(weights)} distinct terms, at most {MAX_QUERY_TERMS} are allowed; shorten it"
                 )
-            weights = dict(list(weights.items())[:MAX_QUERY_TERMS])
+            weights = Counter(dict(islice(weights.items(), MAX_QUERY_TERMS)))
 
         scores = np.zeros(self.num_docs, dtype=np.float64)
         is_hit = np.zeros(self.num_docs, dtype=bool)
