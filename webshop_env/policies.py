@@ -1,0 +1,258 @@
+"""Policies without a model: an oracle to learn from, a rule to beat, and chance.
+
+Each has `act(observation, info) -> action` and remembers nothing between steps, so one object can serve any number
+of sessions in any order.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from thefuzz import fuzz
+
+from webshop_env.actions import SEARCH_HINT, match_key
+from webshop_env.errors import ShopGymError
+from webshop_env.goals import price_text
+from webshop_env.pages import BACK, BUY, NEXT, PREV, SEARCH, SEP, SUB_PAGES, page_book
+from webshop_env.reward import same_value
+from webshop_env.shop import Shop
+from webshop_env.types import Goal, Product
+
+_BUY, _BACK, _PREV, _NEXT = (f"click[{text.lower()}]" for text in (BUY, BACK, PREV, NEXT))
+_NOT_OF_A_PRODUCT = {f"click[{text.lower()}]" for text in (BUY, BACK, PREV, NEXT, SEARCH, *SUB_PAGES)} | {SEARCH_HINT}
+
+_WORD = re.compile(r"[^\W_]+(?:[-'.&][^\W_]+)*")
+_FIRST_OPTION = re.compile(r" with (?:(?! with )[^:,]){1,40}: ")
+_PRICE = re.compile(r",? and price lower than ([0-9.]+) dollars")
+# fmt: off
+_FILLERS = frozenset((
+    "a", "an", "and", "any", "are", "as", "at", "be", "by", "can", "could", "find", "for", "from", "get", "give",
+    "hello", "help", "hi", "i", "i'm", "im", "in", "is", "it", "like", "looking", "me", "must", "my", "need", "of",
+    "on", "one", "or", "please", "searching", "show", "some", "something", "that", "the", "these", "this", "to",
+    "want", "which", "will", "with", "would", "you",
+))
+# fmt: on
+
+
+class Policy(Protocol):
+    """Whatever chooses the next action from what a session shows."""
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str: ...
+
+
+class RandomPolicy:
+    """Chance: any action of the page; searches take up to four words of the instruction.
+
+    Args:
+        seed: The same seed gives the same choices in the same order.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = random.Random(seed)
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        actions = info["available_actions"]
+        if not actions:
+            return f"search[{self._words(info)}]"  # After the end: does nothing in v1, goes on in v0.
+        action = self._rng.choice(actions)
+        return f"search[{self._words(info)}]" if action == SEARCH_HINT else action
+
+    def _words(self, info: Mapping[str, Any]) -> str:
+        words = _WORD.findall(info["instruction_text"].lower()) or ["gift"]
+        return " ".join(self._rng.choices(words, k=self._rng.randint(1, 4)))
+
+
+class OraclePolicy:
+    """The shortest sensible way to the goal's own product with the goal's options: data for imitation.
+
+    It knows the goal, but its queries are words that stand in the instruction, so a model can learn to write them;
+    only where those do not find the product does it search for the title. It pages until the product is listed,
+    opens it, selects the options in the order of their names, and buys.
+
+    Args:
+        shop: The shop that the sessions are in.
+    """
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self._book = page_book(shop)
+        self._queries: dict[int, str] = {}
+        self._wanted: dict[int, tuple[tuple[str, str], ...]] = {}
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        goal = self._shop.goal_at(info["goal_index"])
+        actions, kind = info["available_actions"], info["page_kind"]
+        if kind in ("start", "done"):
+            return f"search[{self.query(goal)}]"
+        if kind == "results":
+            open_product = f"click[{goal.asin.lower()}]"
+            if open_product in actions:
+                return open_product
+            lists_products = any(action not in _NOT_OF_A_PRODUCT for action in actions)
+            return _NEXT if _NEXT in actions and lists_products else _BACK
+        if kind == "sub_page" or info["asin"] != goal.asin:
+            return _PREV
+        for name, value in self.wanted_options(goal):
+            if info["selected_options"].get(name) != value:
+                try:
+                    action = self._book.option_action(goal.asin, name, value)
+                except ShopGymError:  # v0: a later option of the same name hides it.
+                    continue
+                if action in actions:
+                    return action
+        return _BUY
+
+    def query(self, goal: Goal) -> str:
+        """What to search for: the first of a few queries that lists the product on page 1, or else anywhere."""
+        if goal.goal_index not in self._queries:
+            queries = list(dict.fromkeys(self._candidate_queries(goal)))
+            ranks = [self._rank(query, goal.asin) for query in queries]
+            first_page = [query for query, rank in zip(queries, ranks, strict=True) if rank < self._book.page_size]
+            found = [query for query, rank in zip(queries, ranks, strict=True) if rank < len(self._shop.products)]
+            self._queries[goal.goal_index] = (first_page or found or queries)[0]
+        return self._queries[goal.goal_index]
+
+    def wanted_options(self, goal: Goal) -> tuple[tuple[str, str], ...]:
+        """(Name, value) of each option to select, by name; for human goals the values that come nearest."""
+        if goal.goal_index not in self._wanted:
+            if isinstance(goal.options, dict):
+                pairs = tuple(sorted(goal.options.items()))
+            else:
+                pairs = tuple(sorted(_nearest_options(self._shop.products[goal.asin], goal.options).items()))
+            self._wanted[goal.goal_index] = pairs
+        return self._wanted[goal.goal_index]
+
+    def _candidate_queries(self, goal: Goal) -> Iterator[str]:
+        known = {word for text in (goal.name, goal.query, *goal.attributes) for word in _words(text)}
+        instruction = goal.instruction_text.lower().removesuffix(price_text(goal.price_upper))
+        wish = _words(_FIRST_OPTION.split(instruction)[0])
+        content = [word for word in wish if word in known and word not in _FILLERS]
+        yield " ".join(content)
+        yield " ".join([word for word in wish if word not in _FILLERS])
+        yield " ".join(content + [word for value in _values(goal) for word in _words(value)])
+        yield " ".join(goal.name.split()).translate(_NO_BRACKETS)
+
+    def _rank(self, query: str, asin: str) -> int:
+        """Place of a product among the hits of a query, from 0; the number of products when it is not found."""
+        words = query.lower().split()
+        hits = self._shop.search(words) if words else ()
+        return hits.index(asin) if asin in hits else len(self._shop.products)
+
+
+class RulePolicy:
+    """A baseline that reads: it sees the instruction and the pages, never the goal.
+
+    It searches for the words of the wish, opens the product of the first page whose title shares most of them and
+    whose price is under the cap, selects the options that the instruction names, and buys.
+
+    Args:
+        shop: Not looked at; there so that all policies of a shop are made alike.
+    """
+
+    def __init__(self, shop: Shop | None = None) -> None:
+        del shop
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        actions, kind, instruction = info["available_actions"], info["page_kind"], info["instruction_text"].lower()
+        if kind in ("start", "done"):
+            return f"search[{' '.join(_wish_words(instruction)) or 'gift'}]"
+        if kind == "results":
+            return self._choose_product(observation, actions, instruction)
+        if kind == "sub_page":
+            return _PREV
+        for label in self._wanted_labels(observation, info, instruction):
+            return f"click[{label}]"
+        return _BUY
+
+    def _choose_product(self, observation: str, actions: Sequence[str], instruction: str) -> str:
+        wish = set(_wish_words(instruction))
+        cap = _PRICE.search(instruction)
+        cap_usd = float(cap[1]) if cap else float("inf")
+        segments = observation.split(SEP)
+        ranked = []
+        for i in range(len(segments) - 2):
+            action = f"click[{segments[i].lower()}]"
+            if action in actions and action not in _NOT_OF_A_PRODUCT:
+                is_affordable = _upper_price(segments[i + 2]) <= cap_usd
+                num_shared = len(wish & set(_words(segments[i + 1])))
+                ranked.append((is_affordable, num_shared, -i, action))
+        return max(ranked)[3] if ranked else _BACK
+
+    def _wanted_labels(self, observation: str, info: Mapping[str, Any], instruction: str) -> Iterator[str]:
+        """What to click for each option group in which nothing is selected yet and the instruction names a value."""
+        named = dict(_named_options(instruction))
+        chosen = info["selected_options"]
+        for name, labels in _option_groups(observation, info["available_actions"]):
+            if name in chosen:
+                continue
+            if name in named:
+                keys = {match_key(named[name]), match_key(f"{name}: {named[name]}")}
+                yield from [label for label in labels if match_key(label) in keys][:1]
+            elif not named:
+                mentioned = [label for label in labels if _mentions(instruction, label)]
+                yield from [max(mentioned, key=len)] if mentioned else []
+
+
+def _wish_words(instruction: str) -> list[str]:
+    wish = _FIRST_OPTION.split(_PRICE.split(instruction)[0])[0]
+    return [word for word in _words(wish) if word not in _FILLERS]
+
+
+def _named_options(instruction: str) -> Iterator[tuple[str, str]]:
+    """(Name, value) pairs of " with color: red, and size: 8"; human instructions have none."""
+    options = _PRICE.split(instruction)[0]
+    first = _FIRST_OPTION.search(options)
+    if first:
+        for pair in options[first.start() + len(" with ") :].split(", and "):
+            name, _, value = pair.partition(": ")
+            yield name, value
+
+
+def _option_groups(observation: str, actions: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Option groups of an item page: a text that cannot be clicked, then labels that can."""
+    groups: list[tuple[str, list[str]]] = []
+    for segment in observation.rpartition(f"{PREV}{SEP}")[2].split(SEP):
+        label = " ".join(segment.split()).lower()
+        if f"click[{label}]" not in actions:
+            groups.append((label, []))
+        elif groups and f"click[{label}]" not in _NOT_OF_A_PRODUCT:
+            groups[-1][1].append(label)
+    return groups
+
+
+def _mentions(instruction: str, label: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(label)}(?!\w)", instruction) is not None
+
+
+def _upper_price(tag: str) -> float:
+    prices = re.findall(r"\d+(?:\.\d+)?", tag.replace(",", ""))
+    return float(prices[-1]) if prices else float("inf")
+
+
+_NO_BRACKETS = str.maketrans("[]", "  ")
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _values(goal: Goal) -> Sequence[str]:
+    return tuple(goal.options.values()) if isinstance(goal.options, dict) else goal.options
+
+
+def _nearest_options(product: Product, wanted: Sequence[str]) -> dict[str, str]:
+    """For each wanted value the option value that comes nearest, each group used once."""
+    chosen: dict[str, str] = {}
+    for wish in wanted:
+        pairs = [(n, v) for n, values in product.options.items() if n not in chosen for v in values]
+        if pairs:
+            name, value = max(pairs, key=lambda pair: _nearness(wish, pair[1]))
+            chosen[name] = value
+    return chosen
+
+
+def _nearness(wish: str, value: str) -> tuple[bool, int, int]:
+    return same_value(wish, value), fuzz.token_set_ratio(wish, value), fuzz.ratio(wish, value)
