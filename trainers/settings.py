@@ -101,10 +101,10 @@ class DataSettings:
     train_batch_size: int = setting(16, "goals of one update", at_least=1)
     val_batch_size: int = setting(128, "goals of one validation, a fixed list", at_least=1)
     train_files: str | None = setting(
-        None, "goal list for training; null uses the train split", only=(None,), why_only="the splits are used directly"
+        None, "goal list for training; null uses the train split", only=(None,), why_only="the splits are used"
     )
     val_files: str | None = setting(
-        None, "goal list for validation; null uses the eval split", only=(None,), why_only="the splits are used directly"
+        None, "goal list for validation; null uses the eval split", only=(None,), why_only="the splits are used"
     )
     max_prompt_length: int = setting(4096, "tokens of a prompt, at most", at_least=16)
     max_response_length: int = setting(512, "tokens of a reply, end of text included, at most", at_least=4)
@@ -138,7 +138,7 @@ class AlgorithmSettings:
 class ModelSettings:
     path: str = setting("embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, or a hub id")
     enable_gradient_checkpointing: bool = setting(False, "trade compute for memory in the backward pass")
-    lora_rank: int = setting(0, "rank of LoRA adapters; 0 trains all weights", only=(0,), why_only="not in this version")
+    lora_rank: int = setting(0, "rank of LoRA adapters; 0 is none", only=(0,), why_only="not in this version")
     use_remove_padding: bool = setting(True, "taken, always so: rows of like length share a micro-batch")
 
 
@@ -163,7 +163,7 @@ class RefFsdpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSettings:
-    strategy: str = setting("fsdp2", "how weights are sharded", only=("fsdp2", "fsdp"), why_only="fsdp is taken as fsdp2")
+    strategy: str = setting("fsdp2", "how weights are sharded; fsdp is taken as fsdp2", only=("fsdp2", "fsdp"))
     optim: OptimSettings = group(OptimSettings)
     grad_clip: float = setting(1.0, "largest gradient norm", above=0)
     ppo_mini_batch_size: int = setting(64, "rows over all ranks of one optimizer step", at_least=1)

@@ -1,0 +1,352 @@
+"""The policy that learns, and the frozen one that it is held to, sharded over the ranks with FSDP2.
+
+All ranks hold the same rows in the same order. A mini-batch counts rows over all ranks and is one optimizer step;
+each rank computes its share of it in micro-batches. Neither the number of ranks nor the size of a micro-batch
+changes a gradient, because the coefficient of each token is fixed by the whole mini-batch (`losses.row_coefficients`).
+
+Dimensions: N rows, T reply tokens of a micro-batch's distinct pairs, K reply tokens of its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rollout.types import StepBatch, ragged
+from trainers.losses import LossConfig, row_coefficients, token_losses
+from trainers.ranks import Ranks
+from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, micro_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActorConfig:
+    """How the actor learns."""
+
+    lr: float = 1e-6
+    """Learning rate of AdamW."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    grad_clip: float = 1.0
+    """Largest gradient norm."""
+    mini_batch_size: int = 64
+    """Rows over all ranks of one optimizer step; a last smaller one is one step too."""
+    micro_batch_size: int = 8
+    """Sequences of one pass with gradients, at most."""
+    log_prob_micro_batch_size: int = 16
+    """Sequences of one pass without gradients, at most."""
+    max_tokens: int = 16384
+    """Tokens of one pass, at most."""
+    epochs: int = 1
+    """Passes over the rows of an update."""
+    loss: LossConfig = LossConfig()
+    """What is minimised."""
+
+
+class ShardedPolicy:
+    """A causal language model, sharded, that scores replies."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ranks: Ranks,
+        *,
+        pad_id: int,
+        temperature: float,
+        grammar: Grammar | None,
+        max_rows: int,
+        max_tokens: int,
+    ) -> None:
+        """Takes the model over: its weights are sharded in place.
+
+        Args:
+            model: Full weights, the same on every rank.
+            ranks: The processes that share it.
+            pad_id: Token that fills up rows; any will do.
+            temperature: Of the rollouts; logits are divided by it.
+            grammar: Rebuilds the masks of constrained decoding; None for free decoding.
+            max_rows: Sequences of one pass without gradients, at most.
+            max_tokens: Tokens of one pass, at most.
+        """
+        self.ranks, self.max_rows, self.max_tokens = ranks, max_rows, max_tokens
+        self.collate = Collator(pad_id, ranks.device, grammar)
+        self.scorer = shard(TokenScorer(model.to(ranks.device), temperature=temperature), ranks)
+        self.scorer.eval()
+
+    @torch.no_grad()
+    def log_probs(self, batch: StepBatch) -> np.ndarray:
+        """Log-probability of every reply token, object [N] of float32 [R_i], the same on every rank."""
+        pairs = distinct_pairs(batch)
+        found: dict[int, np.ndarray] = {}
+        for chosen, is_real in self._passes(pairs, np.arange(len(pairs)), max_rows=self.max_rows):
+            log_probs, _ = self.scorer(self.collate(pairs, chosen), with_entropy=False)
+            if is_real:
+                cuts = np.cumsum([len(pairs.replies[u]) for u in chosen])[:-1]
+                found.update(zip(chosen.tolist(), np.split(log_probs.cpu().numpy(), cuts), strict=True))
+        everywhere = {u: row for share in self.ranks.gather(found) for u, row in share.items()}
+        return ragged([everywhere[u] for u in pairs.of_row.tolist()])
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """All weights, unsharded, under the model's own names; every rank must call it and gets them."""
+        return {
+            name.removeprefix("policy."): _full(tensor.detach()) for name, tensor in self.scorer.state_dict().items()
+        }
+
+    def load_full_state_dict(self, weights: dict[str, torch.Tensor]) -> None:
+        """Takes over full weights; names that are tied copies may be missing."""
+        with torch.no_grad():
+            for name, parameter in self.scorer.named_parameters():
+                assign(parameter, weights[name.removeprefix("policy.")])
+
+    def _passes(self, pairs: Pairs, chosen: np.ndarray, *, max_rows: int) -> Iterator[tuple[np.ndarray, bool]]:
+        """This rank's micro-batches of the chosen pairs, as many as on every other rank.
+
+        Pairs are dealt by length, longest first. A rank that has fewer micro-batches repeats a short one at the
+        end, marked False: sharded layers need all ranks to pass through them together.
+        """
+        lengths = pairs.lengths[chosen]
+        by_length = chosen[np.argsort(-lengths, kind="stable")]
+        plans = []
+        for rank in range(self.ranks.world):
+            mine = by_length[rank :: self.ranks.world]
+            packed = micro_batches(pairs.lengths[mine], max_rows=max_rows, max_tokens=self.max_tokens)
+            plans.append([mine[positions] for positions in packed])
+        own = plans[self.ranks.rank]
+        for number in range(max(len(plan) for plan in plans)):
+            yield (own[number], True) if number < len(own) else (by_length[-1:], False)
+
+
+class Reference(ShardedPolicy):
+    """The frozen policy at the start of the run."""
+
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, **kwargs: object) -> None:
+        super().__init__(model.requires_grad_(False), ranks, **kwargs)
+
+    def with_log_probs(self, batch: StepBatch) -> StepBatch:
+        """The batch with `ref_log_probs` filled in."""
+        self.collate.forget()
+        return replace(batch, ref_log_probs=self.log_probs(batch))
+
+
+class Actor(ShardedPolicy):
+    """The policy that learns."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ranks: Ranks,
+        config: ActorConfig,
+        *,
+        pad_id: int,
+        temperature: float = 1.0,
+        grammar: Grammar | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            ranks,
+            pad_id=pad_id,
+            temperature=temperature,
+            grammar=grammar,
+            max_rows=config.log_prob_micro_batch_size,
+            max_tokens=config.max_tokens,
+        )
+        self.config = config
+        self.optimizer = torch.optim.AdamW(self.scorer.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+
+    def with_old_log_probs(self, batch: StepBatch) -> StepBatch:
+        """The batch with `old_log_probs`, where the update needs a pass for them.
+
+        With one epoch of one mini-batch nothing has been learnt yet when the loss is taken: the old log-probs are
+        the current ones, and `update` uses those.
+        """
+        self.collate.forget()
+        if self.config.epochs == 1 and np.count_nonzero(batch.row_weight) <= self.config.mini_batch_size:
+            return batch
+        return replace(batch, old_log_probs=self.log_probs(batch))
+
+    def update(self, batch: StepBatch, *, seed: int = 0, update: int = 0) -> dict[str, float]:
+        """Learns from the rows: one optimizer step per mini-batch.
+
+        Args:
+            batch: With `advantage`, with `ref_log_probs` if the loss has a KL term, and with `old_log_probs` unless
+                there is a single step.
+            seed: With `update`, names the order of the rows when there are several mini-batches.
+            update: Number of the update.
+
+        Returns:
+            Metrics over all ranks and mini-batches.
+        """
+        real = np.flatnonzero(batch.row_weight > 0)
+        if len(real) == 0:
+            raise ValueError("an update needs at least one row with a weight above 0")
+        totals = _Totals()
+        for epoch in range(self.config.epochs):
+            order = real
+            if len(real) > self.config.mini_batch_size:
+                order = np.random.default_rng((seed, update, epoch)).permutation(real)
+            for start in range(0, len(order), self.config.mini_batch_size):
+                self._optimizer_step(batch.select(order[start : start + self.config.mini_batch_size]), totals)
+        return totals.metrics(self.ranks)
+
+    def _optimizer_step(self, rows: StepBatch, totals: _Totals) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accumulate_gradients(rows, totals)
+        norm = torch.nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.grad_clip)
+        norm = float(_full(norm))
+        if math.isfinite(norm):
+            self.optimizer.step()
+            totals.grad_norms.append(norm)
+        else:
+            totals.num_skipped_steps += 1
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def accumulate_gradients(self, rows: StepBatch, totals: _Totals) -> None:
+        """Adds the gradient of one mini-batch, in micro-batches over all ranks."""
+        lengths = np.asarray([len(reply) for reply in rows.reply_ids])
+        coefficients = row_coefficients(lengths, rows.row_weight, loss_agg_mode=self.config.loss.loss_agg_mode)
+        pairs = distinct_pairs(rows)
+        rows_of_pair: list[list[int]] = [[] for _ in range(len(pairs))]
+        for row, pair in enumerate(pairs.of_row.tolist()):
+            rows_of_pair[pair].append(row)
+        for chosen, is_real in self._passes(pairs, np.arange(len(pairs)), max_rows=self.config.micro_batch_size):
+            log_probs, entropy = self.scorer(self.collate(pairs, chosen))
+            members = [rows_of_pair[u] for u in chosen]
+            index = torch.from_numpy(_tokens_of_rows([len(pairs.replies[u]) for u in chosen], members))
+            index = index.to(log_probs.device)
+            loss = self._loss(
+                rows,
+                np.asarray([row for group in members for row in group]),
+                log_probs[index],
+                entropy[index],
+                coefficients if is_real else np.zeros_like(coefficients),
+                totals,
+            )
+            # FSDP averages gradients over the ranks; each rank holds its share of one sum.
+            (loss * self.ranks.world).backward()
+
+    def _loss(
+        self,
+        rows: StepBatch,
+        chosen: np.ndarray,
+        log_probs: torch.Tensor,
+        entropy: torch.Tensor,
+        coefficients: np.ndarray,
+        totals: _Totals,
+    ) -> torch.Tensor:
+        def per_token(values: np.ndarray) -> torch.Tensor:
+            repeated = np.repeat(values[chosen], [len(rows.reply_ids[row]) for row in chosen])
+            return torch.from_numpy(repeated.astype(np.float32)).to(log_probs.device)
+
+        def column(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate([values[row] for row in chosen])).to(log_probs.device)
+
+        old = log_probs.detach() if rows.old_log_probs is None else column(rows.old_log_probs)
+        reference = None if rows.ref_log_probs is None else column(rows.ref_log_probs)
+        losses = token_losses(log_probs, entropy, old, reference, per_token(rows.advantage), self.config.loss)
+        weights = per_token(coefficients)
+        with torch.no_grad():
+            gap = (log_probs.detach() if rows.old_log_probs is None else old) - column(rows.rollout_log_probs)
+            totals.add(losses, entropy, weights, old - log_probs, gap)
+        return (losses.total * weights).sum()
+
+
+class _Totals:
+    """Sums of an update's figures, weighted as the loss weights its tokens."""
+
+    NAMES = (
+        "actor/loss",
+        "actor/policy_loss",
+        "actor/kl_to_reference_nats",
+        "actor/entropy_nats",
+        "actor/ratio_clipped_frac",
+        "actor/ratio_dual_clipped_frac",
+        "actor/kl_to_old_nats",
+        "actor/engine_gap_mean_nats",
+    )
+
+    def __init__(self) -> None:
+        self.sums = np.zeros(len(self.NAMES))
+        self.weight = 0.0
+        self.largest = np.array([0.0, 0.0])
+        self.grad_norms: list[float] = []
+        self.num_skipped_steps = 0
+
+    def add(
+        self, losses: object, entropy: torch.Tensor, weights: torch.Tensor, to_old: torch.Tensor, gap: torch.Tensor
+    ) -> None:
+        kl = torch.zeros_like(weights) if losses.kl is None else losses.kl
+        columns = (
+            losses.total,
+            losses.policy,
+            kl,
+            entropy,
+            losses.is_clipped.float(),
+            losses.is_dual_clipped.float(),
+            to_old,
+            gap.abs(),
+        )
+        self.sums += (torch.stack(columns) * weights).sum(dim=1).double().cpu().numpy()
+        self.weight += float(weights.sum())
+        counted = weights > 0
+        if bool(counted.any()):
+            self.largest = np.maximum(
+                self.largest, [float(losses.ratio[counted].max()), float(gap[counted].abs().max())]
+            )
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        *sums, weight = ranks.sum([*self.sums, self.weight])
+        ratio, gap = ranks.max(self.largest)
+        metrics = {name: float(total / weight) for name, total in zip(self.NAMES, sums, strict=True)}
+        metrics["actor/ratio_max"] = float(ratio)
+        metrics["actor/engine_gap_max_nats"] = float(gap)
+        metrics["actor/grad_norm"] = float(np.mean(self.grad_norms)) if self.grad_norms else float("nan")
+        metrics["actor/optimizer_steps"] = float(len(self.grad_norms))
+        metrics["actor/skipped_steps"] = float(self.num_skipped_steps)
+        return metrics
+
+
+def shard(scorer: TokenScorer, ranks: Ranks) -> TokenScorer:
+    """Applies FSDP2: each transformer layer is a unit, the rest (embeddings, norm, output) is the root's.
+
+    On a GPU the layers compute in bfloat16 from float32 weights, and gradients are reduced in float32.
+    """
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mesh": ranks.mesh} | ({"mp_policy": mixed} if ranks.device.type == "cuda" else {})
+    layer_names = set(getattr(scorer.policy, "_no_split_modules", None) or ())
+    for module in scorer.policy.modules():
+        if type(module).__name__ in layer_names:
+            fully_shard(module, **options)
+    fully_shard(scorer, **options)
+    return scorer
+
+
+def assign(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes a full tensor into a sharded one."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    parameter.copy_(value)
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _tokens_of_rows(reply_lengths: list[int], members: list[list[int]]) -> np.ndarray:
+    """int64 [K]: for the tokens of each row, pair by pair, their places among the tokens of the distinct pairs."""
+    starts = np.cumsum([0, *reply_lengths[:-1]])
+    pieces = [
+        np.arange(start, start + length)
+        for start, length, group in zip(starts, reply_lengths, members, strict=True)
+        for _ in group
+    ]
+    return np.concatenate(pieces)

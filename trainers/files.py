@@ -1,0 +1,52 @@
+"""Files and directories that are either complete or not there, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """A scratch directory that becomes `target` in one step when the block ends without an error.
+
+    If `target` is there already (another process was faster), it is kept and the scratch directory thrown away.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        scratch.chmod(0o755)
+        yield scratch
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        try:
+            os.rename(scratch, target)
+        except OSError:
+            if not target.is_dir():
+                raise
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a text file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text, encoding="utf-8")
+    _sync(scratch)
+    os.replace(scratch, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,95 @@
+"""The processes of a run: one without a launcher, many under torchrun, the same code for both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Who this process is among how many, and what it computes on."""
+
+    rank: int
+    world: int
+    device: torch.device
+    mesh: DeviceMesh
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one rank that prints and writes files."""
+        return self.rank == 0
+
+    def deal(self, num: int) -> range:
+        """Numbers of the items out of `num` that are this rank's: every world-th, from its own rank on."""
+        return range(self.rank, num, self.world)
+
+    def block(self, num: int) -> range:
+        """A contiguous share of `num` items, sizes differing by at most one."""
+        small, extra = divmod(num, self.world)
+        start = self.rank * small + min(self.rank, extra)
+        return range(start, start + small + (self.rank < extra))
+
+    def gather(self, item: Any) -> list[Any]:
+        """The same item from every rank, by rank; all ranks must call it."""
+        if self.world == 1:
+            return [item]
+        items: list[Any] = [None] * self.world
+        dist.all_gather_object(items, item)
+        return items
+
+    def sum(self, values: Sequence[float]) -> np.ndarray:
+        """float64 sums over all ranks."""
+        return np.sum([np.asarray(share, dtype=np.float64) for share in self.gather(list(values))], axis=0)
+
+    def max(self, values: Sequence[float]) -> np.ndarray:
+        """float64 maxima over all ranks."""
+        return np.max([np.asarray(share, dtype=np.float64) for share in self.gather(list(values))], axis=0)
+
+    def barrier(self) -> None:
+        """Waits until all ranks are here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+def start_ranks() -> Ranks:
+    """Joins the process group that torchrun set up, or makes one of a single process."""
+    use_gpu = torch.cuda.is_available()
+    backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+    if use_gpu:
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    world = dist.get_world_size()
+    return Ranks(dist.get_rank(), world, device, init_device_mesh(device.type, (world,)))
+
+
+def stop_ranks() -> None:
+    """Leaves the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def set_threads(num_local_ranks: int) -> None:
+    """Shares the cores of the machine among its ranks, unless OMP_NUM_THREADS was set by hand to more than 1.
+
+    torchrun sets OMP_NUM_THREADS=1 by itself when there are several ranks; one rank takes all cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = int(os.environ.get("OMP_NUM_THREADS", "0") or 0)
+    torch.set_num_threads(wanted if wanted > 1 else max(1, cores // num_local_ranks))
+    with suppress(RuntimeError):  # can only be set once, before any parallel work
+        torch.set_num_interop_threads(1)

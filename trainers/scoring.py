@@ -1,0 +1,176 @@
+"""Log-probabilities of replies that were already written (teacher forcing), without padding to the longest row.
+
+Rows of like length share a micro-batch; equal rows (siblings that wrote the same reply to the same prompt) are
+computed once; only the positions that predict a reply token pass through the output layer. Under constrained
+decoding the masks of the engine are rebuilt from what each page allowed, so that both see one distribution.
+
+Dimensions: U distinct (prompt, reply) pairs, B pairs of a micro-batch, L tokens of its longest, T its reply tokens,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from rollout.types import StepBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Grammar(Protocol):
+    """What a reply may go on with at each of its tokens; `rollout.constrained.ActionGrammar` is one."""
+
+    def allowed_ids(self, admissible: tuple[str, ...], reply_ids: np.ndarray) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The distinct (prompt, reply) pairs of some rows, and where each row's is."""
+
+    prompts: list[np.ndarray]
+    replies: list[np.ndarray]
+    admissible: list[tuple[str, ...] | None]
+    of_row: np.ndarray
+    """int64 [N]: number of each row's pair."""
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [U]: tokens of prompt and reply together."""
+        sizes = [len(p) + len(r) for p, r in zip(self.prompts, self.replies, strict=True)]
+        return np.asarray(sizes, dtype=np.int64)
+
+
+def distinct_pairs(batch: StepBatch) -> Pairs:
+    """Finds rows that ask the model the same question; the first of equal rows stands for all."""
+    number: dict[tuple[bytes, bytes, tuple[str, ...] | None], int] = {}
+    of_row = np.empty(len(batch), dtype=np.int64)
+    pairs = Pairs([], [], [], of_row)
+    for row in range(len(batch)):
+        prompt, reply, admissible = batch.prompt_ids[row], batch.reply_ids[row], batch.admissible[row]
+        key = (prompt.tobytes(), reply.tobytes(), admissible)
+        if key not in number:
+            number[key] = len(number)
+            pairs.prompts.append(prompt)
+            pairs.replies.append(reply)
+            pairs.admissible.append(admissible)
+        of_row[row] = number[key]
+    return pairs
+
+
+def micro_batches(lengths: np.ndarray, *, max_rows: int, max_tokens: int) -> list[np.ndarray]:
+    """Packs sequences of like length together, longest first.
+
+    Args:
+        lengths: int [U], tokens of each sequence.
+        max_rows: Sequences of one micro-batch, at most.
+        max_tokens: Tokens of one micro-batch, padding counted, at most; a longer sequence gets one for itself.
+
+    Returns:
+        Arrays of positions in `lengths` that together hold each position once.
+    """
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    batches: list[np.ndarray] = []
+    start = 0
+    while start < len(order):
+        size = max(1, min(max_rows, max_tokens // max(1, int(lengths[order[start]]))))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Model input for some pairs: padded on the right, where a causal model never looks."""
+
+    input_ids: torch.Tensor
+    """int64 [B, L]."""
+    positions: torch.Tensor
+    """int64 [T]: places in the flattened [B * L] whose output predicts a reply token."""
+    targets: torch.Tensor
+    """int64 [T]: those reply tokens."""
+    mask_rows: torch.Tensor | None
+    """int64 [M]: with `mask_ids`, the (reply token, vocabulary id) combinations that are allowed; None: all."""
+    mask_ids: torch.Tensor | None
+
+
+class Collator:
+    """Makes micro-batches, remembering the masks of replies for the passes over the same rows that follow."""
+
+    def __init__(self, pad_id: int, device: torch.device, grammar: Grammar | None) -> None:
+        self.pad_id, self.device, self.grammar = pad_id, device, grammar
+        self._masks: dict[tuple[tuple[str, ...], bytes], list[np.ndarray]] = {}
+
+    def __call__(self, pairs: Pairs, chosen: Sequence[int]) -> MicroBatch:
+        prompts = [pairs.prompts[u] for u in chosen]
+        replies = [pairs.replies[u] for u in chosen]
+        longest = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
+        input_ids = np.full((len(chosen), longest), self.pad_id, dtype=np.int64)
+        positions = []
+        for b, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+            input_ids[b, : len(prompt)] = prompt
+            input_ids[b, len(prompt) : len(prompt) + len(reply)] = reply
+            positions.append(b * longest + len(prompt) - 1 + np.arange(len(reply)))
+        mask_rows = mask_ids = None
+        if self.grammar is not None:
+            allowed = [ids for u in chosen for ids in self._allowed(pairs.admissible[u], pairs.replies[u])]
+            mask_rows = self._tensor(np.repeat(np.arange(len(allowed)), [len(ids) for ids in allowed]))
+            mask_ids = self._tensor(np.concatenate(allowed))
+        return MicroBatch(
+            self._tensor(input_ids),
+            self._tensor(np.concatenate(positions)),
+            self._tensor(np.concatenate(replies)),
+            mask_rows,
+            mask_ids,
+        )
+
+    def forget(self) -> None:
+        """Drops the remembered masks: the rows of the next update are others."""
+        self._masks.clear()
+
+    def _allowed(self, admissible: tuple[str, ...] | None, reply: np.ndarray) -> list[np.ndarray]:
+        if admissible is None:
+            raise ValueError("the policy is constrained, but a row does not say what its page allowed")
+        key = (admissible, reply.tobytes())
+        if key not in self._masks:
+            self._masks[key] = self.grammar.allowed_ids(admissible, reply)
+        return self._masks[key]
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device, non_blocking=True)
+
+
+class TokenScorer(nn.Module):
+    """A causal language model that answers one question: how probable was each token of these replies?"""
+
+    def __init__(self, policy: PreTrainedModel, *, temperature: float) -> None:
+        super().__init__()
+        self.policy = policy
+        self.temperature = temperature
+
+    def forward(self, batch: MicroBatch, *, with_entropy: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probability and entropy at each reply token, both float32 [T], of the distribution sampled from."""
+        # No attention mask: padding is on the right, so that no reply token can see it.
+        hidden = self.policy.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [B, L, H]
+        hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]  # [T, H]
+        logits = self.policy.get_output_embeddings()(hidden).float() / self.temperature  # [T, V]
+        forbidden = None
+        if batch.mask_rows is not None:
+            forbidden = torch.ones_like(logits, dtype=torch.bool)
+            forbidden[batch.mask_rows, batch.mask_ids] = False
+            logits = logits.masked_fill(forbidden, float("-inf"))
+        log_probs = torch.log_softmax(logits, dim=-1)
+        chosen = log_probs[torch.arange(len(batch.targets), device=log_probs.device), batch.targets]
+        if not with_entropy:
+            return chosen, None
+        finite = log_probs if forbidden is None else log_probs.masked_fill(forbidden, 0.0)
+        return chosen, -(log_probs.exp() * finite).sum(dim=-1)
