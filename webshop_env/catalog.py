@@ -97,38 +97,28 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
         )
     if num_products is not None and num_products < 1:
         raise CatalogError(f"num_products must be at least 1, got {num_products}")
-    paths = {
-        "products": _find(directory, "items_shuffle*.json"),
-        "instructions": _find(directory, "items_ins*.json"),
-        "human": _find(directory, "items_human_ins*.json", is_optional=True),
-    }
+    products_path = _find(directory, "items_shuffle*.json")
+    instructions_path = _find(directory, "items_ins*.json")
     digest = hashlib.sha256()
-    tables: dict[str, Any] = {}
-    for key, path in paths.items():
-        content = path.read_bytes() if path else b""
-        digest.update(f"{key} {len(content)}\n".encode() + content)
-        tables[key] = _parse(path, content, list if key == "products" else dict) if path else {}
+    rows: list[Any] = _read_table(products_path, list, digest)
+    instruction_table: dict[str, Any] = _read_table(instructions_path, dict, digest)
+    human_path = next(iter(_matches(directory, "items_human_ins*.json")), None)
+    human_table: dict[str, Any] = _read_table(human_path, dict, digest) if human_path else {}
     if num_products is not None:
         digest.update(f"rows {num_products}\n".encode())
 
-    reader = _RowReader(version, tables["instructions"])
-    for row, record in enumerate(tables["products"][:num_products]):
+    reader = _RowReader(version, instruction_table)
+    for row, record in enumerate(rows[:num_products]):
         reader.read(row, record)
     if not reader.products:
-        raise CatalogError(
-            f"{paths['products'].name}: none of its {len(tables['products'])} rows is a product for sale"
-        )
-    spelling = reader.asin_in_files
-    instructions = {
-        asin: instruction
-        for asin in reader.products
-        if (instruction := _synthetic(paths["instructions"], spelling[asin], tables["instructions"])) is not None
-    }
-    human = {
-        asin: _human(paths["human"], asin, tables["human"][spelling[asin]])
-        for asin in reader.products
-        if spelling[asin] in tables["human"]
-    }
+        raise CatalogError(f"{products_path.name}: none of its {len(rows)} rows is a product for sale")
+    instructions, human = {}, {}
+    for asin, written in reader.asin_in_files.items():
+        instruction = _synthetic(instructions_path, written, instruction_table)
+        if instruction is not None:
+            instructions[asin] = instruction
+        if human_path and written in human_table:
+            human[asin] = _human(human_path, written, human_table[written])
     return Catalog(
         directory=directory,
         version=version,
@@ -350,17 +340,22 @@ def _load_nouns(directory: Path, reader: _RowReader) -> NameNouns:
     return NameNouns(read_name_nouns(path, names), source=path.name)
 
 
-def _find(directory: Path, pattern: str, *, is_optional: bool = False) -> Path | None:
-    """The file of that pattern; of several, the one with the shortest name (the full set, as published)."""
-    paths = sorted(directory.glob(pattern), key=lambda path: (len(path.name), path.name))
-    if not paths and not is_optional:
-        raise CatalogError(
-            f"{directory}: no {pattern}; get a catalogue with `python -m data.fetch` or leave data_dir out"
-        )
-    return paths[0] if paths else None
+def _matches(directory: Path, pattern: str) -> list[Path]:
+    """Files of that pattern; the one with the shortest name (the full set, as published) first."""
+    return sorted(directory.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
-def _parse(path: Path, content: bytes, kind: type) -> Any:
+def _find(directory: Path, pattern: str) -> Path:
+    paths = _matches(directory, pattern)
+    if not paths:
+        raise CatalogError(f"{directory}: no {pattern}; put the file there, or leave data_dir out for the embedded one")
+    return paths[0]
+
+
+def _read_table(path: Path, kind: type, digest: hashlib._Hash) -> Any:
+    """The JSON value of a file, whose bytes are added to `digest`."""
+    content = path.read_bytes()
+    digest.update(f"{len(content)}\n".encode() + content)
     try:
         table = json.loads(content)
     except ValueError as error:

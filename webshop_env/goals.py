@@ -135,7 +135,7 @@ def price_text(price_upper: float) -> str:
 
 def original_record(goal: Goal) -> dict[str, Any]:
     """The goal as the original keeps it, keys in its order, so that JSON texts and their hashes can be compared."""
-    is_human = not isinstance(goal.options, dict)
+    is_synthetic = isinstance(goal.options, dict)
     return {
         "asin": goal.asin,
         "category": goal.category,
@@ -145,8 +145,8 @@ def original_record(goal: Goal) -> dict[str, Any]:
         "instruction_text": goal.instruction_text,
         "attributes": list(goal.attributes),
         "price_upper": int(NO_CAP_USD) if goal.price_upper == NO_CAP_USD else goal.price_upper,
-        "goal_options": list(goal.options) if is_human else dict(goal.options),
-        "weight": int(goal.weight) if is_human else goal.weight,
+        "goal_options": goal.options.copy() if isinstance(goal.options, dict) else list(goal.options),
+        "weight": goal.weight if is_synthetic else int(goal.weight),
     }
 
 
