@@ -10,8 +10,19 @@ from webshop_env.text_env import WebShopTextEnv
 from webshop_env.types import Goal, Product, Session
 from webshop_env.vector_env import WebShopVectorEnv
 
-__all__ = ["CatalogError", "Goal", "Product", "Session", "Shop", "ShopGymError", "WebShopTextEnv", "WebShopVectorEnv",
-           "open_shop"]  # fmt: skip
+__all__ = [
+    "CatalogError",
+    "Goal",
+    "Product",
+    "Session",
+    "Shop",
+    "ShopGymError",
+    "WebShopTextEnv",
+    "WebShopVectorEnv",
+    "open_shop",
+]
+
+__version__ = "0.1.0"
 
 for _version in ("v0", "v1"):
     gymnasium.register(

@@ -1,0 +1,34 @@
+"""What does an episode look like? A rule-based shopper plays one and every step is printed.
+
+Run: python examples/one_episode.py [goal_index]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+
+import webshop_env
+from webshop_env.policies import RulePolicy
+
+
+def main() -> None:
+    goal_index = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    shop = webshop_env.open_shop()
+    env = gymnasium.make("WebShop-v1", shop=shop)
+    policy = RulePolicy(shop)
+
+    observation, info = env.reset(options={"goal_index": goal_index})
+    print("goal:", info["instruction_text"])
+    is_over = False
+    while not is_over:
+        action = policy.act(observation, info)
+        observation, reward, terminated, truncated, info = env.step(action)
+        print(f"{action}\n    {observation[:160]}")
+        is_over = terminated or truncated
+    print(f"score {info['task_score']:.3f}, won: {info['won']}, because {info['reward_breakdown']}")
+
+
+if __name__ == "__main__":
+    main()
