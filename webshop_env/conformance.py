@@ -21,7 +21,7 @@ from typing import Any
 
 from webshop_env.catalog import index_document, load_catalog
 from webshop_env.errors import ShopGymError
-from webshop_env.goals import original_record
+from webshop_env.goals import Variant, original_record
 from webshop_env.reward import score_v0
 from webshop_env.search.analyzer import analyze
 from webshop_env.shop import Shop, open_shop
@@ -109,7 +109,7 @@ def replay(golden_dir: Path, data_dir: Path) -> Report:
     return report
 
 
-def _check_goals(report: Report, records: list[dict[str, Any]], data_dir: Path, variant: str | None = None) -> None:
+def _check_goals(report: Report, records: list[dict[str, Any]], data_dir: Path, variant: Variant = None) -> None:
     kind = "verl goals" if variant else "goals"
     shop = open_shop(data_dir, version="v0", variant=variant)
     report.compare(kind, "the list", "number of goals", len(records), len(shop.goals))

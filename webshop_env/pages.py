@@ -279,10 +279,11 @@ class PageBook:
                     session.page_number, session.asin, session.sub_page, dict(session.options), visited)  # fmt: skip
 
     def _selected_options(self, session: Session) -> Block:
-        if self.version == "v0" or not session.options:
-            return _NOTHING
         chosen = session.options
-        return self._selected(tuple((n, chosen[n]) for n in self.shop.products[session.asin].options if n in chosen))
+        if self.version == "v0" or not chosen or session.asin is None:
+            return _NOTHING
+        names = self.shop.products[session.asin].options
+        return self._selected(tuple((name, chosen[name]) for name in names if name in chosen))
 
     def _make_start_body(self) -> Body:
         return _body(self.version, [Node(SEARCH, "button")], has_search_bar=True)

@@ -75,7 +75,7 @@ def play(script: Script) -> Iterator[str]:
         observation, reward, terminated, truncated, info = env.step(action)
         if not info["action_possible"]:
             raise ShopGymError(f"action {number}, {action}: {info['reason']}; available: {available}")
-        total += reward
+        total += float(reward)
         ended = ", terminated" if terminated else ", truncated" if truncated else ""
         yield f"\n[{number}] {action}: reward {reward}{ended}"
     yield f"\n{observation}\n\nsum of rewards {total}, score {info['task_score']}, won {info['won']}"

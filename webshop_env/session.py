@@ -203,9 +203,9 @@ def _show_sub_page(book: PageBook, session: Session, name: str) -> Page:
 
 
 def _buy(book: PageBook, session: Session) -> Page:
-    _require_product(book, session)
+    asin = _require_product(book, session)
     try:
-        score, breakdown = book.shop.score(session.goal, session.asin, session.options)
+        score, breakdown = book.shop.score(session.goal, asin, session.options)
     except ShopGymError as error:
         raise _Refusal(f"the score cannot be computed: {error}") from None
     session.action_counts["purchase"] += 1
@@ -214,10 +214,11 @@ def _buy(book: PageBook, session: Session) -> Page:
     return book.done(session)
 
 
-def _require_product(book: PageBook, session: Session) -> None:
-    """In v0 a search that raised has cleared the product under the page that is still shown."""
-    if session.asin not in book.shop.products:
+def _require_product(book: PageBook, session: Session) -> str:
+    """The session's asin; in v0 a search that raised has cleared it under the page that is still shown."""
+    if session.asin is None or session.asin not in book.shop.products:
         raise _Refusal("the session has no product any more, as in the original after a search that failed")
+    return session.asin
 
 
 def _not_offered(text: str) -> str:

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 
+from webshop_env.catalog import Version
 from webshop_env.errors import ShopGymError
 from webshop_env.pages import OBSERVATION_MODES, SEP, Page, page_book
 from webshop_env.session import begin, take
@@ -29,7 +30,7 @@ _DEFAULT: Any = object()
 class EnvSettings:
     """The keyword arguments of `gymnasium.make("WebShop-v1", ...)`; an unknown one is an error."""
 
-    version: str = "v1"
+    version: Version = "v1"
     """Set by the id: "v0" is the published benchmark, "v1" the corrected one."""
     shop: Shop | None = None
     """An open shop to share; then none of the settings of the shop may be given."""
@@ -151,7 +152,7 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
     `reward_breakdown`.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  (as Gymnasium declares it)
 
     def __init__(self, **settings: Any) -> None:
         self.settings = make_settings(**settings)
@@ -171,12 +172,8 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
         self._page: Page | None = None
         self._num_steps = 0
         self._is_over = False
-        if not self.shop.goals:
-            raise ShopGymError("the catalogue has no goals, so no episode can start")
-        self.first_draw: tuple[Goal, str] | None = None
-        """Goal and name of the session that v0 draws when it is built, as the original does."""
-        if self.settings.version == "v0":
-            self.first_draw = self._draw_as_published()
+        # The original begins a session when it is built; v0 draws for it too, so that later draws are the same.
+        self._first_draw = self._draw_as_published() if self.settings.version == "v0" else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode.
@@ -247,6 +244,13 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
             raise ShopGymError("call reset first")
         return self._session
 
+    @property
+    def first_draw(self) -> tuple[Goal, str]:
+        """Goal and name of the session that v0 draws when it is built, as the original does."""
+        if self._first_draw is None:
+            raise ShopGymError("only WebShop-v0 draws a session when it is built")
+        return self._first_draw
+
     def get_available_actions(self) -> dict[str, Any]:
         """What can be done here, in the original's form: `has_search_bar` and the texts of `clickables`."""
         body = self.page.body
@@ -298,7 +302,7 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
         return SEP.join(texts[::-1])
 
     def _info(self, reason: str) -> dict[str, Any]:
-        session, page = self._session, self._page
+        session, page = self.session, self.page
         goal = session.goal
         return {
             "available_actions": page.body.actions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Tuple as TupleSpace
@@ -29,7 +29,7 @@ class WebShopVectorEnv(VectorEnv):
         settings: As for `WebShopTextEnv`.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {
+    metadata = {  # noqa: RUF012  (as Gymnasium declares it)
         "render_modes": ["ansi"],
         "render_fps": 1,
         "autoreset_mode": AutoresetMode.DISABLED,
@@ -103,7 +103,7 @@ class WebShopVectorEnv(VectorEnv):
         observations = tuple(self._observations)
         return observations, rewards, self._terminations.copy(), self._truncations.copy(), self._gathered_infos()
 
-    def render(self) -> tuple[str | None, ...] | None:
+    def render(self) -> tuple[Any, ...] | None:
         """The pages for people (`render_mode="ansi"`), else None."""
         return None if self.render_mode is None else tuple(env.render() for env in self.envs)
 

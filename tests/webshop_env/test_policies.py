@@ -1,0 +1,87 @@
+"""The oracle wins by what the instruction says, the rule reads, chance is seeded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from webshop_env import Shop, WebShopTextEnv, open_shop
+from webshop_env.policies import OraclePolicy, RandomPolicy, RulePolicy
+
+
+def play(shop: Shop, policy, goal_indexes, **settings) -> tuple[float, float, float]:
+    """Mean of won, score and length in steps."""
+    env = WebShopTextEnv(version=shop.version, shop=shop, max_steps=15, **settings)
+    won = score = steps = 0.0
+    for index in goal_indexes:
+        observation, info = env.reset(options={"goal_index": index})
+        is_over = False
+        while not is_over:
+            observation, _, terminated, truncated, info = env.step(policy.act(observation, info))
+            is_over = terminated or truncated
+            steps += 1
+        won, score = won + info["won"], score + info["task_score"]
+    return won / len(goal_indexes), score / len(goal_indexes), steps / len(goal_indexes)
+
+
+def sample(shop: Shop, k: int) -> list[int]:
+    return random.Random(0).sample(range(len(shop.goals)), min(k, len(shop.goals)))
+
+
+@pytest.mark.parametrize("goals", ["synthetic", "human"])
+def test_the_oracle_wins_every_goal_of_the_embedded_catalogue(goals):
+    shop = open_shop(goals=goals)
+    won, _, steps = play(shop, OraclePolicy(shop), sample(shop, 400))
+    assert won == 1.0 and steps < 6
+
+
+@pytest.mark.parametrize("goals", ["synthetic", "human"])
+def test_the_oracle_wins_every_goal_of_the_published_products(reference_dir, goals):
+    shop = open_shop(reference_dir / "webshop-1k", goals=goals)
+    assert play(shop, OraclePolicy(shop), sample(shop, 300))[0] == 1.0
+
+
+def test_the_oracle_pages_when_the_product_is_not_on_the_first_page():
+    shop = open_shop()
+    policy = OraclePolicy(shop)
+    pages = [policy._rank(policy.query(shop.goals[i]), shop.goals[i].asin) for i in sample(shop, 100)]
+    late = [i for i, rank in zip(sample(shop, 100), pages, strict=True) if rank >= 2]
+    assert late and play(shop, policy, late, page_size=2)[0] == 1.0
+
+
+def test_the_oracles_queries_are_words_of_the_instruction():
+    shop = open_shop()
+    policy = OraclePolicy(shop)
+    for index in sample(shop, 200):
+        goal = shop.goals[index]
+        assert set(policy.query(goal).split()) <= set(goal.instruction_text.lower().replace(",", " ").split())
+
+
+def test_the_rule_reads_and_beats_chance():
+    shop = open_shop()
+    indexes = sample(shop, 100)
+    rule, chance = play(shop, RulePolicy(shop), indexes), play(shop, RandomPolicy(0), indexes)
+    assert 0.5 < rule[0] < 1.0 and rule[1] > 0.8 and chance[0] < 0.1
+
+
+def test_the_rule_does_not_look_at_the_goal():
+    shop = open_shop()
+    env = WebShopTextEnv(shop=shop)
+    observation, info = env.reset(options={"goal_index": 5})
+    hidden = {**info, "goal_index": -1, "goal_id": ""}
+    policy = RulePolicy()
+    assert policy.act(observation, hidden) == policy.act(observation, info)
+
+
+def test_chance_is_seeded_and_stays_on_the_page():
+    shop = open_shop()
+    assert play(shop, RandomPolicy(4), range(5)) == play(shop, RandomPolicy(4), range(5))
+    env = WebShopTextEnv(shop=shop)
+    observation, info = env.reset(seed=0)
+    policy = RandomPolicy(0)
+    for _ in range(10):
+        observation, _, terminated, _, info = env.step(policy.act(observation, info))
+        assert info["action_possible"]
+        if terminated:
+            break
