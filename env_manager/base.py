@@ -12,7 +12,7 @@ import numpy as np
 from env_manager.memory import MemoryEntry, make_memory
 from env_manager.projection import PROJECTIONS, REPLY_CUT
 from env_manager.prompts import Prompt, Template, TokenCounter, build_prompt, load_template
-from env_manager.registry import EnvSpec, get_env_spec
+from env_manager.registry import EnvSpec, View, get_env_spec
 from env_manager.types import PageView
 from env_manager.vector import make_vector_env
 from webshop_env.errors import ShopGymError
@@ -133,14 +133,12 @@ class EnvManager:
         self.num_envs = num_envs
         self.template: Template = load_template(self.config.prompt or self.spec.template)
         self._projection = PROJECTIONS[self.template.projection]
-        is_short = self.template.is_compact and self.spec.compact_view is not None
-        self._view = self.spec.compact_view if is_short else self.spec.full_view
+        is_short = self.template.is_compact
+        self._view: View = (self.spec.compact_view if is_short else None) or self.spec.full_view
         kwargs = {**self.spec.env_kwargs, **(env_kwargs or {})}
         if self.spec.max_steps_kwarg:
             kwargs.setdefault(self.spec.max_steps_kwarg, self.config.max_steps)
-        self.vector_env = make_vector_env(
-            self.spec.env_id, num_envs, wrappers=self.spec.wrappers, env_kwargs=kwargs
-        )
+        self.vector_env = make_vector_env(self.spec.env_id, num_envs, wrappers=self.spec.wrappers, env_kwargs=kwargs)
         self._slots: list[_Slot] = []
         self.num_prompts = 0
         """Prompts made since construction."""
@@ -160,7 +158,7 @@ class EnvManager:
             raise ShopGymError(f"reset takes 1 to {self.num_envs} goals, one per environment, got {len(goals)}")
         padded = goals + [goals[-1]] * (self.num_envs - len(goals))
         if self.spec.goal_option is None:
-            texts, infos = self.vector_env.reset(seed=padded)
+            texts, infos = self.vector_env.reset(seed=padded)  # type: ignore[arg-type]  # a seed per slot is taken too
         else:
             texts, infos = self.vector_env.reset(options={self.spec.goal_option: np.asarray(padded, dtype=np.int32)})
         memories = [make_memory(self.config.memory, self.config.history_length) for _ in padded]
@@ -197,8 +195,8 @@ class EnvManager:
         problems = [REPLY_CUT if p.problem and c else p.problem for p, c in zip(parsed, cut, strict=True)]
         actions = [p.action or "" for p in parsed]
         to_take: list[str | None] = [None] * self.num_envs
-        for slot, action in zip(chosen, actions, strict=True):
-            to_take[slot] = action
+        for index, action in zip(chosen, actions, strict=True):
+            to_take[index] = action
         texts, rewards, terminations, truncations, infos = self.vector_env.step(to_take)
 
         num = len(chosen)

@@ -38,7 +38,7 @@ class TextFrozenLake(gymnasium.Wrapper):
             return self._observation, 0.0, False, False, self._info(is_possible=False, won=False, action=action)
         _, reward, terminated, truncated, _ = self.env.step(MOVES.index(action))
         self._observation = self._lake()
-        info = self._info(is_possible=True, won=bool(terminated and reward > 0), action=action)
+        info = self._info(is_possible=True, won=bool(terminated and float(reward) > 0), action=action)
         return self._observation, float(reward), bool(terminated), bool(truncated), info
 
     def _lake(self) -> str:

@@ -175,18 +175,23 @@ def build_prompt(
         text = render(history[first_shown:], view.pieces, view.admissible)
         if fits(text):
             return Prompt(text, is_cut=True)
-    pieces, protected, joiner = view.pieces, view.protected, view.joiner
-    if len(pieces) < _MIN_PIECES:
-        pieces, protected = _into_words(pieces, protected, joiner)
-        # The words carry their own blanks and joiners.
-        view = PageView(view.task, view.anchor, pieces, "", protected, view.admissible)
-    pieces = shorten(pieces, lambda kept: fits(render((), kept, view.admissible)), protected=protected)
+    if len(view.pieces) < _MIN_PIECES:
+        view, mark = _in_words(view), f"{MARK} "
+    else:
+        mark = MARK
+    pieces = shorten(
+        view.pieces, lambda kept: fits(render((), kept, view.admissible)), protected=view.protected, mark=mark
+    )
     actions = shorten(view.admissible, lambda kept: fits(render((), pieces, kept)))
     return Prompt(render((), pieces, actions), is_cut=True)
 
 
 def shorten(
-    pieces: Sequence[str], fits: Callable[[Sequence[str]], bool], *, protected: frozenset[int] = frozenset()
+    pieces: Sequence[str],
+    fits: Callable[[Sequence[str]], bool],
+    *,
+    protected: frozenset[int] = frozenset(),
+    mark: str = MARK,
 ) -> tuple[str, ...]:
     """Leaves out as few pieces as needed, those nearest the middle first.
 
@@ -194,6 +199,7 @@ def shorten(
         pieces: What there is; returned as it is when it fits.
         fits: Judges a shortened list. More left out is taken to fit no worse.
         protected: Positions that stay whatever happens.
+        mark: Stands for a run that was left out.
 
     Returns:
         The kept pieces with one mark for every run that was left out; all but the protected ones are left out when
@@ -206,34 +212,33 @@ def shorten(
     low, high = 1, len(removable)
     while low < high:
         num_out = (low + high) // 2
-        if fits(_leave_out(pieces, set(removable[:num_out]))):
+        if fits(_leave_out(pieces, set(removable[:num_out]), mark)):
             high = num_out
         else:
             low = num_out + 1
-    return _leave_out(pieces, set(removable[:low]))
+    return _leave_out(pieces, set(removable[:low]), mark)
 
 
-def _leave_out(pieces: Sequence[str], out: set[int]) -> tuple[str, ...]:
+def _leave_out(pieces: Sequence[str], out: set[int], mark: str) -> tuple[str, ...]:
     kept: list[str] = []
     for i, piece in enumerate(pieces):
         if i not in out:
             kept.append(piece)
         elif i - 1 not in out:
-            kept.append(MARK)
+            kept.append(mark)
     return tuple(kept)
 
 
-def _into_words(
-    pieces: Sequence[str], protected: frozenset[int], joiner: str
-) -> tuple[tuple[str, ...], frozenset[int]]:
+def _in_words(view: PageView) -> PageView:
+    """The same page with words as pieces; they carry their own blanks and joiners."""
     words: list[str] = []
-    kept: set[int] = set()
-    for i, piece in enumerate(pieces):
-        end = joiner if i + 1 < len(pieces) else ""
-        if i in protected:
-            kept.add(len(words))
+    protected: set[int] = set()
+    for i, piece in enumerate(view.pieces):
+        end = view.joiner if i + 1 < len(view.pieces) else ""
+        if i in view.protected:
+            protected.add(len(words))
             words.append(piece + end)
         else:
             parts = re.findall(r"\S+\s*", piece) or [piece]
             words += [*parts[:-1], parts[-1] + end]
-    return tuple(words), frozenset(kept)
+    return PageView(view.task, view.anchor, tuple(words), "", frozenset(protected), view.admissible)

@@ -20,6 +20,7 @@ class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
 
     def __init__(self, env: gymnasium.vector.SyncVectorEnv) -> None:
         super().__init__(env)
+        self._envs = env.envs
         self._observations: list[Any] = [None] * self.num_envs
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
 
@@ -28,7 +29,7 @@ class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
     ) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
         """Resets every slot; an option that is a list of B values gives each slot its own."""
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        for slot, env in enumerate(self.env.envs):
+        for slot, env in enumerate(self._envs):
             own = {key: values[slot] for key, values in (options or {}).items()}
             self._observations[slot], self._infos[slot] = env.reset(seed=seeds[slot], options=own or None)
         return tuple(self._observations), self._collected_infos()
@@ -42,7 +43,7 @@ class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
         for slot, action in enumerate(actions):
             if action is None:
                 continue
-            observation, reward, terminated, truncated, info = self.env.envs[slot].step(action)
+            observation, reward, terminated, truncated, info = self._envs[slot].step(action)
             self._observations[slot], self._infos[slot] = observation, info
             rewards[slot], terminations[slot], truncations[slot] = reward, terminated, truncated
         return tuple(self._observations), rewards, terminations, truncations, self._collected_infos()
@@ -83,4 +84,6 @@ def make_vector_env(
         vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED},
         **kwargs,
     )
+    if not isinstance(vector, gymnasium.vector.SyncVectorEnv):
+        raise TypeError(f"make_vec gave a {type(vector).__name__} where a SyncVectorEnv was asked for")
     return RestingSyncVectorEnv(vector)

@@ -64,7 +64,7 @@ def compact_view(observation: str, info: Mapping[str, Any]) -> PageView:
     return PageView(
         task=full.task,
         anchor=full.anchor,
-        pieces=tuple(pieces),
+        pieces=tuple(" ".join(piece.split()) for piece in pieces),
         joiner=" | ",
         protected=protected,
         admissible=actions,
@@ -93,7 +93,7 @@ def _products(segments: Sequence[str], clickable: set[str]) -> list[str]:
     """One piece per product: asin, first words of the title, price."""
     pieces: list[str] = []
     starts = [i for i, s in enumerate(segments) if _key(s) in clickable and _key(s) not in _BUTTONS]
-    for start, end in zip(starts, [*starts[1:], len(segments)], strict=True):
+    for start, end in zip(starts, [*starts, len(segments)][1:], strict=True):  # no products: no pieces
         asin, *rest = segments[start:end]
         price = rest[-1] if len(rest) > 1 else ""
         title = _first_words(rest[0], TITLE_WORDS_IN_RESULTS) if rest else ""

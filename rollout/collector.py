@@ -73,9 +73,7 @@ class TrajectoryCollector:
         for start in range(0, len(goal_indexes), goals_per_pass):
             number = first_episode + start * group_size
             records = [
-                EpisodeRecord(
-                    episode_id=number + slot, group_id=(number + slot) // group_size, goal_index=int(goal)
-                )
+                EpisodeRecord(episode_id=number + slot, group_id=(number + slot) // group_size, goal_index=int(goal))
                 for slot, goal in enumerate(
                     goal for goal in goal_indexes[start : start + goals_per_pass] for _ in range(group_size)
                 )
@@ -160,7 +158,9 @@ class TrajectoryCollector:
         if group_size < 1:
             raise ShopGymError(f"env.rollout.n must be at least 1, got {group_size}")
         if group_size > self.manager.num_envs:
-            raise ShopGymError(f"a group of {group_size} episodes does not fit into {self.manager.num_envs} environments")
+            raise ShopGymError(
+                f"a group of {group_size} episodes does not fit into {self.manager.num_envs} environments"
+            )
         if first_episode % group_size:
             raise ShopGymError(f"first_episode must be a multiple of the group size {group_size}, got {first_episode}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def concatenate(batches: Sequence[StepBatch]) -> StepBatch:
     """
     if not batches:
         raise ValueError("concatenate needs at least one batch")
-    columns: dict[str, np.ndarray | None] = {}
+    columns: dict[str, Any] = {}
     for name in (f.name for f in fields(StepBatch) if f.name != "anchor_texts"):
         parts = [getattr(batch, name) for batch in batches]
         if any(part is None for part in parts):

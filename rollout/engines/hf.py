@@ -72,7 +72,7 @@ class HFEngine:
         self.model = copy.deepcopy(model) if copy_model else model
         self.model.requires_grad_(False).eval()
         if device is not None:
-            self.model.to(device)
+            self.model.to(device)  # type: ignore[arg-type]  # the stub forgets devices
         self.tokenizer = tokenizer
         self.grammar = grammar
         self.max_batch_tokens = max_batch_tokens
@@ -113,8 +113,7 @@ class HFEngine:
             ValueError: a name or shape does not fit the model.
         """
         missing, unexpected = self.model.load_state_dict(dict(state_dict), strict=False)
-        tied = set(getattr(self.model, "all_tied_weights_keys", None) or getattr(self.model, "_tied_weights_keys", ()))
-        missing = [name for name in missing if name not in tied]
+        missing = [name for name in missing if name not in self.model.all_tied_weights_keys]
         if missing or unexpected:
             raise ValueError(f"weights do not fit the engine's model: missing {missing}, unknown {unexpected}")
         self.weight_version = version
@@ -130,7 +129,7 @@ class HFEngine:
             _Row(
                 request=request,
                 noise=uniforms(request.noise, params.max_tokens),
-                cursor=None if request.admissible is None else self.grammar.start(request.admissible),
+                cursor=self._cursor(request),
             )
             for request in requests
         ]
@@ -138,6 +137,11 @@ class HFEngine:
             self._run(batch, params)
         self.num_sampled_tokens += sum(len(row.reply) for row in rows)
         return [self._generation(row) for row in rows]
+
+    def _cursor(self, request: GenerationRequest) -> Cursor | None:
+        if request.admissible is None or self.grammar is None:
+            return None
+        return self.grammar.start(request.admissible)
 
     def _check(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> None:
         if params.top_p != 1.0 or params.top_k != 0:
@@ -176,7 +180,7 @@ class HFEngine:
         if not rows:
             return
         state = _CachedModel(self.model)
-        unique: dict[tuple[bytes, ...], int] = {}
+        unique: dict[bytes, int] = {}
         copies = [unique.setdefault(np.asarray(row.pending, np.int64).tobytes(), len(unique)) for row in rows]
         firsts = [copies.index(i) for i in range(len(unique))]
         logits = state.feed([rows[i].pending for i in firsts])
@@ -201,12 +205,11 @@ class HFEngine:
             tokens, log_probs = _draw_rows(logits[free], numbers, params.temperature)
             for i, token, log_prob in zip(free, tokens, log_probs, strict=True):
                 self._take(rows[i], int(token), float(log_prob), params)
-        masked = [i for i, row in enumerate(rows) if not row.is_done and row.cursor is not None]
+        masked = [(i, row, row.cursor) for i, row in enumerate(rows) if not row.is_done and row.cursor is not None]
         if masked:
-            values = logits[masked].float().cpu().numpy()
-            for i, row_logits in zip(masked, values, strict=True):
-                row = rows[i]
-                allowed = row.cursor.allowed()
+            values = logits[[i for i, _, _ in masked]].float().cpu().numpy()
+            for (_, row, cursor), row_logits in zip(masked, values, strict=True):
+                allowed = cursor.allowed()
                 at, log_prob = _draw(row_logits[allowed], row.noise[len(row.reply)], params.temperature)
                 self._take(row, int(allowed[at]), log_prob, params)
 
@@ -239,7 +242,7 @@ class HFEngine:
         return Generation(
             reply_ids=np.asarray(row.reply, dtype=np.int32),
             log_probs=np.asarray(row.log_probs, dtype=np.float32),
-            text=self.tokenizer.decode(row.reply, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            text=str(self.tokenizer.decode(row.reply, skip_special_tokens=True, clean_up_tokenization_spaces=False)),
             is_cut=row.is_cut,
             weight_version=self.weight_version,
         )

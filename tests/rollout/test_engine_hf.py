@@ -152,7 +152,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     weights = dict(hf.model.state_dict())
     weights["model.extra"] = torch.zeros(1)
     del weights["model.norm.weight"]
-    with pytest.raises(ValueError, match="model.norm.weight.*model.extra"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*model\.extra"):
         hf.load_weights(weights, version=1)
 
 

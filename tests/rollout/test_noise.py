@@ -14,7 +14,9 @@ def test_a_longer_limit_does_not_change_the_first_numbers() -> None:
 
 
 def test_every_part_of_the_key_matters() -> None:
-    keys = [NoiseKey(*key) for key in ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, -1, 0, 0))]
+    keys = [
+        NoiseKey(*key) for key in ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, -1, 0, 0))
+    ]
     assert len({uniforms(key, 1)[0] for key in keys}) == len(keys)
 
 
@@ -23,7 +25,7 @@ def test_neighbouring_replies_share_no_numbers() -> None:
     numbers = np.concatenate(streams)
     assert len(np.unique(numbers)) == len(numbers)
     assert abs(numbers.mean() - 0.5) < 0.01
-    assert 0.0 <= numbers.min() and numbers.max() < 1.0
+    assert numbers.min() >= 0.0 and numbers.max() < 1.0
 
 
 def test_the_numbers_are_the_same_on_every_machine() -> None:
