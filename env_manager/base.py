@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from env_manager.memory import MemoryEntry, make_memory
+from env_manager.memory import Memory, MemoryEntry, make_memory
 from env_manager.projection import PROJECTIONS, REPLY_CUT
 from env_manager.prompts import Prompt, Template, TokenCounter, build_prompt, load_template
 from env_manager.registry import EnvSpec, View, get_env_spec
@@ -100,8 +100,10 @@ class StepResult:
 
 @dataclass(slots=True)
 class _Slot:
+    observation: str
+    info: dict[str, Any]
     view: PageView
-    memory: Any
+    memory: Memory
     num_steps: int = 0
     is_live: bool = True
     prompt: Prompt = field(default_factory=lambda: Prompt("", False))
@@ -163,8 +165,7 @@ class EnvManager:
             texts, infos = self.vector_env.reset(options={self.spec.goal_option: np.asarray(padded, dtype=np.int32)})
         memories = [make_memory(self.config.memory, self.config.history_length) for _ in padded]
         self._slots = [
-            _Slot(self._view(texts[s], _info_of(infos, s)), memories[s], is_live=s < len(goals))
-            for s in range(self.num_envs)
+            self._slot(texts[s], _info_of(infos, s), memories[s], is_live=s < len(goals)) for s in range(self.num_envs)
         ]
         for slot in self._slots:
             slot.memory.reset()
@@ -231,7 +232,7 @@ class EnvManager:
             result.task_score[s] = float(info.get("task_score", won)) if terminated else 0.0
             result.reward[s] = self._reward(float(rewards[index]), won)
             slot.is_live = not (terminated or result.truncated[s])
-            slot.view = self._view(texts[index], info)
+            slot.observation, slot.info, slot.view = texts[index], info, self._view(texts[index], info)
             self._prepare_prompt(slot)
         result.observations = self._observations()
         return result
@@ -240,9 +241,16 @@ class EnvManager:
         """Slots whose episode goes on, in order."""
         return [s for s, slot in enumerate(self._slots) if slot.is_live]
 
+    def page(self, slot: int) -> tuple[str, dict[str, Any]]:
+        """The environment's own observation and info, for policies that read the page and not the prompt."""
+        return self._slots[slot].observation, self._slots[slot].info
+
     def close(self) -> None:
         """Lets the environments go."""
         self.vector_env.close()
+
+    def _slot(self, observation: str, info: dict[str, Any], memory: Memory, *, is_live: bool) -> _Slot:
+        return _Slot(observation, info, self._view(observation, info), memory, is_live=is_live)
 
     def _reward(self, reward: float, won: bool) -> float:
         if self.config.success_reward is None:

@@ -31,7 +31,7 @@ _THINK_HEAD, _THINK_TAIL = "<think>", "</think>"
 # U+FFFD is how a token that ends inside a character reads: left out, so that every reply is whole text.
 _NOT_IN_QUERY = re.compile("[\\[\\]<>\x00-\x1f\x7f\x85\u2028\u2029\ufffd\u4e00-\u9fff]")
 _NOT_IN_THOUGHT = re.compile("[<>\x00-\x09\x0b-\x1f\x7f\ufffd\u4e00-\u9fff]")
-_TRIES_KEPT = 4096
+_TRIES_KEPT = 512
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class HFEngine:
         tokenizer: PreTrainedTokenizerBase,
         *,
         grammar: ActionGrammar | None = None,
-        max_batch_tokens: int = 16_384,
+        max_batch_tokens: int | None = None,
         copy_model: bool = True,
         device: str | torch.device | None = None,
     ) -> None:
@@ -65,7 +65,8 @@ class HFEngine:
             model: Unsharded.
             tokenizer: Its chat template is used where it has one.
             grammar: Needed for requests that name their admissible actions.
-            max_batch_tokens: Prompt tokens, padding included, that are run at once.
+            max_batch_tokens: Prompt tokens, padding included, that are run at once; None: 4,096 on CPU (what fits
+                into its caches), 65,536 on a GPU.
             copy_model: Keep an own copy; False when nobody else trains or shards the model.
             device: Where to generate; None: where the model is.
         """
@@ -75,7 +76,7 @@ class HFEngine:
             self.model.to(device)  # type: ignore[arg-type]  # the stub forgets devices
         self.tokenizer = tokenizer
         self.grammar = grammar
-        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens or (4_096 if self.model.device.type == "cpu" else 65_536)
         self.weight_version = 0
         self.num_sampled_tokens = 0
         """Tokens of all replies so far."""

@@ -184,6 +184,7 @@ def test_siblings_get_the_same_goal_and_the_pages_of_a_single_environment(shop: 
     segments = page.split(" [SEP] ")
     assert result.observations.anchors[2] == " [SEP] ".join(f"'{s}'" for s in segments[2:])
     assert result.observations.admissible[2] == info["available_actions"]
+    assert shop.page(2) == (page, info)
     assert result.action_possible.tolist() == [True, False, True, False]
     assert result.format_valid.all()
     assert result.reasons[1] and result.reasons[3] and not result.reasons[0]

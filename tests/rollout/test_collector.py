@@ -30,7 +30,9 @@ def cross(prompt: str, admissible: tuple[str, ...] | None) -> str:
     return f"<action>{PATH[step_number(prompt)]}</action>"
 
 
-def shop_batch(num_envs: int, max_batch_tokens: int = 16_384, first_episode: int = 0, goals=(3, 4, 5)) -> StepBatch:
+def shop_batch(
+    num_envs: int, max_batch_tokens: int | None = None, first_episode: int = 0, goals=(3, 4, 5)
+) -> StepBatch:
     tokenizer = small_tokenizer()
     grammar = ActionGrammar(tokenizer, max_tokens=24)
     engine = HFEngine(small_model(tokenizer), tokenizer, grammar=grammar, max_batch_tokens=max_batch_tokens)
