@@ -186,9 +186,7 @@ ESTIMATORS: dict[str, Callable[[StepBatch, AdvantageConfig], np.ndarray]] = {"gi
 """Estimator by name: (rows with `step_return`, config) -> float32 [N]. Register another by adding it here."""
 
 
-def _group_moments(
-    values: np.ndarray, group_ids: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _group_moments(values: np.ndarray, group_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Group number [N], and per group [G]: mean, sample standard deviation (0 for one value), all values equal."""
     _, group = np.unique(group_ids, return_inverse=True)
     order = np.lexsort((values, group))  # sums over sorted values do not depend on the order of the rows
@@ -201,9 +199,7 @@ def _group_moments(
     return group, mean, np.sqrt(squares / np.maximum(counts - 1, 1)), is_constant
 
 
-def _normalise(
-    values: np.ndarray, mean: np.ndarray, std: np.ndarray, is_zero: np.ndarray, *, mode: str
-) -> np.ndarray:
+def _normalise(values: np.ndarray, mean: np.ndarray, std: np.ndarray, is_zero: np.ndarray, *, mode: str) -> np.ndarray:
     difference = np.asarray(values, dtype=np.float64) - mean
     if mode == "mean_std_norm":
         difference = difference / (std + EPSILON)

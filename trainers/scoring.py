@@ -30,6 +30,10 @@ class Grammar(Protocol):
     def allowed_ids(self, admissible: tuple[str, ...], reply_ids: np.ndarray) -> list[np.ndarray]: ...
 
 
+LEAST_FILL = 0.75
+"""A sequence shorter than this part of the longest does not join its micro-batch: padding costs as much as text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """The distinct (prompt, reply) pairs of some rows, and where each row's is."""
@@ -82,10 +86,31 @@ def micro_batches(lengths: np.ndarray, *, max_rows: int, max_tokens: int) -> lis
     batches: list[np.ndarray] = []
     start = 0
     while start < len(order):
-        size = max(1, min(max_rows, max_tokens // max(1, int(lengths[order[start]]))))
+        longest = int(lengths[order[start]])
+        alike = int(np.count_nonzero(np.asarray(lengths)[order[start:]] >= LEAST_FILL * longest))
+        size = max(1, min(max_rows, max_tokens // max(1, longest), alike))
         batches.append(order[start : start + size])
         start += size
     return batches
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """The vocabulary ids allowed at each reply token, as few distinct sets (many tokens share one)."""
+
+    rows: torch.Tensor
+    """int64 [M]: number of a set, with `ids` one allowed combination each."""
+    ids: torch.Tensor
+    """int64 [M]."""
+    num_sets: int
+    set_of_token: torch.Tensor
+    """int64 [T]."""
+
+    def forbidden(self, vocabulary: int) -> torch.Tensor:
+        """bool [T, V]: what could not have been sampled."""
+        sets = torch.ones(self.num_sets, vocabulary, dtype=torch.bool, device=self.ids.device)
+        sets[self.rows, self.ids] = False
+        return sets[self.set_of_token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +123,8 @@ class MicroBatch:
     """int64 [T]: places in the flattened [B * L] whose output predicts a reply token."""
     targets: torch.Tensor
     """int64 [T]: those reply tokens."""
-    mask_rows: torch.Tensor | None
-    """int64 [M]: with `mask_ids`, the (reply token, vocabulary id) combinations that are allowed; None: all."""
-    mask_ids: torch.Tensor | None
+    mask: TokenMask | None
+    """What the tokens were chosen from; None: the whole vocabulary."""
 
 
 class Collator:
@@ -120,22 +144,31 @@ class Collator:
             input_ids[b, : len(prompt)] = prompt
             input_ids[b, len(prompt) : len(prompt) + len(reply)] = reply
             positions.append(b * longest + len(prompt) - 1 + np.arange(len(reply)))
-        mask_rows = mask_ids = None
-        if self.grammar is not None:
-            allowed = [ids for u in chosen for ids in self._allowed(pairs.admissible[u], pairs.replies[u])]
-            mask_rows = self._tensor(np.repeat(np.arange(len(allowed)), [len(ids) for ids in allowed]))
-            mask_ids = self._tensor(np.concatenate(allowed))
         return MicroBatch(
             self._tensor(input_ids),
             self._tensor(np.concatenate(positions)),
             self._tensor(np.concatenate(replies)),
-            mask_rows,
-            mask_ids,
+            self._mask(pairs, chosen) if self.grammar is not None else None,
         )
 
     def forget(self) -> None:
         """Drops the remembered masks: the rows of the next update are others."""
         self._masks.clear()
+
+    def _mask(self, pairs: Pairs, chosen: Sequence[int]) -> TokenMask:
+        allowed = [ids for u in chosen for ids in self._allowed(pairs.admissible[u], pairs.replies[u])]
+        number: dict[int, int] = {}  # by identity: the grammar hands out one array per set
+        sets: list[np.ndarray] = []
+        for ids in allowed:
+            if id(ids) not in number:
+                number[id(ids)] = len(sets)
+                sets.append(ids)
+        return TokenMask(
+            self._tensor(np.repeat(np.arange(len(sets)), [len(ids) for ids in sets])),
+            self._tensor(np.concatenate(sets)),
+            len(sets),
+            self._tensor(np.asarray([number[id(ids)] for ids in allowed])),
+        )
 
     def _allowed(self, admissible: tuple[str, ...] | None, reply: np.ndarray) -> list[np.ndarray]:
         if admissible is None:
@@ -164,9 +197,8 @@ class TokenScorer(nn.Module):
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]  # [T, H]
         logits = self.policy.get_output_embeddings()(hidden).float() / self.temperature  # [T, V]
         forbidden = None
-        if batch.mask_rows is not None:
-            forbidden = torch.ones_like(logits, dtype=torch.bool)
-            forbidden[batch.mask_rows, batch.mask_ids] = False
+        if batch.mask is not None:
+            forbidden = batch.mask.forbidden(logits.shape[-1])
             logits = logits.masked_fill(forbidden, float("-inf"))
         log_probs = torch.log_softmax(logits, dim=-1)
         chosen = log_probs[torch.arange(len(batch.targets), device=log_probs.device), batch.targets]

@@ -287,30 +287,31 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.F
             yield f"{prefix}{f.name}", f, value
 
 
-def flatten(settings: Settings) -> dict[str, Any]:
+def flatten(settings: Any) -> dict[str, Any]:
     """The resolved configuration as dotted key -> value (tuples as lists, ready for YAML and JSON)."""
     return {key: list(value) if isinstance(value, tuple) else value for key, _, value in leaves(settings)}
 
 
-def build(values: Mapping[str, Any]) -> Settings:
+def build(values: Mapping[str, Any], kind: type[Any] = Settings) -> Any:
     """Settings from dotted keys that exist; what is not named keeps its default.
 
     Raises:
         SettingsError: A key that does not exist, a value of the wrong type or out of range.
     """
-    known = {key for key, _, _ in leaves(Settings())}
+    known = {key for key, _, _ in leaves(kind())}
     for key in values:
         if key not in known:
-            raise SettingsError(unknown_key(key))
-    return _build(Settings, values, "")
+            raise SettingsError(unknown_key(key, kind))
+    return _build(kind, values, "")
 
 
-def resolve(arguments: Sequence[str]) -> tuple[Settings, list[str], dict[str, str]]:
+def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, list[str], dict[str, str]]:
     """Settings of a command line.
 
     Args:
         arguments: `key=value` words; `recipe=NAME|FILE` chooses the file of defaults. With `trainer.resume_from`
             the saved configuration of that run takes the place of the recipe.
+        kind: The tree to fill; another command's own tree takes what it has in common with the recipe.
 
     Returns:
         The settings, notes for the user (keys that do nothing and why), and the source of each key that is not a
@@ -324,9 +325,12 @@ def resolve(arguments: Sequence[str]) -> tuple[Settings, list[str], dict[str, st
         origin = "the run that is resumed"
     else:
         base, origin = load_recipe(recipe), f"recipe {recipe}"
+    known = {key for key, _, _ in leaves(kind())}
+    if kind is not Settings:
+        base = {key: value for key, value in base.items() if key in known}
     sources.update(dict.fromkeys(base, origin))
     sources.update(dict.fromkeys(overrides, "command line"))
-    return build({**base, **overrides}), notes, sources
+    return build({**base, **overrides}, kind), notes, sources
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -362,26 +366,25 @@ def load_recipe(name: str) -> dict[str, Any]:
     return _without_aliases(dict(_dotted(tree, "")), [])
 
 
-def unknown_key(key: str) -> str:
-    """The message for a key that does not exist: names the nearest ones."""
-    known = [known_key for known_key, _, _ in leaves(Settings())] + list(ALIASES)
+def unknown_key(key: str, kind: type[Any] = Settings) -> str:
+    """The message for a key that does not exist: names the nearest one."""
+    known = [known_key for known_key, _, _ in leaves(kind())] + (list(ALIASES) if kind is Settings else [])
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     last = key.rpartition(".")[2]
     near = [k for k in known if k.rpartition(".")[2] == last][:1] or near
     return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all")
 
 
-def explain(settings: Settings, sources: Mapping[str, str]) -> str:
+def explain(settings: Any, sources: Mapping[str, str]) -> str:
     """One line per setting: its value, where it came from, what it means."""
     lines = []
     for key, f, value in leaves(settings):
         choices = f.metadata["only"]
         extra = f" [{' | '.join('null' if c is None else str(c) for c in choices)}]" if len(choices) > 1 else ""
         lines.append(f"{key}={_text(value)}\n    {f.metadata['meaning']}{extra} (from {sources.get(key, 'default')})")
-    for alias, keys in ALIASES.items():
-        lines.append(f"{alias}\n    another name of {' and '.join(keys)}")
-    for key, reason in NOT_NEEDED.items():
-        lines.append(f"{key}\n    taken, does nothing: {reason}")
+    if isinstance(settings, Settings):
+        lines += [f"{alias}\n    another name of {' and '.join(keys)}" for alias, keys in ALIASES.items()]
+        lines += [f"{key}\n    taken, does nothing: {reason}" for key, reason in NOT_NEEDED.items()]
     return "\n".join(lines)
 
 

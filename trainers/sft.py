@@ -1,0 +1,360 @@
+"""How small policies start: imitation of the oracle on train goals, through the prompts that training uses.
+
+    python trainers/sft.py out=outputs/policy goals=1000 epochs=3
+
+Plays the oracle through the environment manager, trains a tokenizer on what it saw (unless `init` brings one),
+makes a small Qwen2 model, and teaches it the oracle's replies. Writes a Hugging Face directory with bf16 weights,
+and beside them how they were made (`provenance.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from env_manager import EnvManager
+from rollout.collector import CollectorConfig, TrajectoryCollector
+from rollout.constrained import SEARCH, ActionGrammar
+from rollout.engines.hf import HFEngine
+from rollout.types import SamplingParams
+from trainers.evaluation import Evaluation, evaluate
+from trainers.models import (
+    PROVENANCE,
+    load_model,
+    load_tokenizer,
+    make_small_policy,
+    provenance,
+    save_policy,
+    train_tokenizer,
+    weights_hash,
+)
+from trainers.ranks import start_ranks
+from trainers.scoring import Collator, Pairs, TokenScorer, micro_batches
+from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, flatten, group, resolve, setting
+from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world
+from webshop_env.policies import OraclePolicy
+from webshop_env.shop import Shop
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Dimensions: N rows (oracle steps), B slots of the manager.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftSettings:
+    """Settings of the command; `env.*` and `data.*` are those of training."""
+
+    recipe: str = setting("tiny", "where env and data settings come from")
+    out: str | None = setting(None, "directory to write; must be given")
+    goals: int = setting(1000, "train goals to imitate, a seeded choice; 0 takes all", at_least=0)
+    episodes_per_goal: int = setting(1, "times that each goal is played; more than 1 needs noise", at_least=1)
+    noise: float = setting(
+        0.0, "share of steps at which a random action is played, so that recovery is seen", at_least=0, at_most=0.9
+    )
+    epochs: float = setting(3.0, "passes over the rows", above=0)
+    batch_rows: int = setting(64, "rows of an optimizer step", at_least=1)
+    micro_batch_tokens: int = setting(65536, "tokens of one forward and backward pass, at most", at_least=32)
+    lr: float = setting(1e-3, "highest learning rate; falls to a tenth along a cosine", above=0)
+    warmup_frac: float = setting(0.05, "share of the steps over which it rises", at_least=0, at_most=1)
+    weight_decay: float = setting(0.01, "decoupled weight decay", at_least=0)
+    grad_clip: float = setting(1.0, "largest gradient norm", above=0)
+    masked: bool = setting(True, "learn the choice among admissible actions only, as constrained decoding makes it")
+    init: str | None = setting(None, "policy to go on from, with its tokenizer; null makes a new one")
+    tokenizer: str | None = setting(None, "directory of a tokenizer to use; null trains one on the prompts")
+    vocab_size: int = setting(2048, "tokens of a new tokenizer", at_least=300)
+    digits: str = setting("pairs", "how a new tokenizer splits numbers", only=("pairs", "single"))
+    hidden: int = setting(192, "width of a new model", at_least=16)
+    layers: int = setting(4, "its depth", at_least=1)
+    heads: int = setting(6, "its attention heads", at_least=1)
+    intermediate: int | None = setting(None, "width of its MLP; null is 8/3 of hidden", at_least=16)
+    max_positions: int = setting(1024, "longest prompt and reply that it can take, tokens", at_least=32)
+    eval_goals: int = setting(300, "eval goals played at the end; 0 plays none", at_least=0)
+    eval_temperature: float = setting(0.4, "sampling temperature of that", at_least=0)
+    num_envs: int = setting(128, "episodes played at once", at_least=1)
+    seed: int = setting(0, "seed of goals, noise, weights and order", at_least=0)
+    device: str = setting("auto", "auto, cpu or cuda", only=("auto", "cpu", "cuda"))
+    env: EnvSettings = group(EnvSettings)
+    data: DataSettings = group(DataSettings)
+
+
+@dataclass(slots=True)
+class Demonstrations:
+    """What the oracle saw and did, one entry per step."""
+
+    prompts: list[str]
+    admissible: list[tuple[str, ...]]
+    actions: list[str]
+    num_episodes: int = 0
+    num_won: int = 0
+
+
+class _Eavesdropper(gymnasium.vector.VectorWrapper):
+    """Keeps the last observations and infos: the oracle reads the page itself, not the prompt."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.observations, self.infos = self.env.reset(**kwargs)
+        return self.observations, self.infos
+
+    def step(self, actions: Any) -> Any:
+        self.observations, rewards, terminations, truncations, self.infos = self.env.step(actions)
+        return self.observations, rewards, terminations, truncations, self.infos
+
+    def page(self, slot: int) -> tuple[str, dict[str, Any]]:
+        """Observation and info of one slot."""
+        return self.observations[slot], {k: v[slot] for k, v in self.infos.items() if not k.startswith("_")}
+
+
+def demonstrate(
+    manager: EnvManager, shop: Shop, goals: np.ndarray, *, noise: float = 0.0, seed: int = 0
+) -> Demonstrations:
+    """Plays the oracle through a manager.
+
+    Args:
+        manager: Its prompts are what is recorded; it ends up reset to the last goals.
+        shop: The shop of its environments.
+        goals: int [E], one episode each, in any number.
+        noise: Share of steps at which something else than the oracle's action is played. What is recorded is the
+            oracle's action all the same, so that the way back is learnt too.
+        seed: Of the noise; each episode has its own generator.
+    """
+    oracle = OraclePolicy(shop)
+    listener = _Eavesdropper(manager.vector_env)
+    manager.vector_env = listener
+    shown = Demonstrations([], [], [])
+    try:
+        for start in range(0, len(goals), manager.num_envs):
+            chosen = [int(goal) for goal in goals[start : start + manager.num_envs]]
+            generators = [random.Random(f"{seed} {start + slot}") for slot in range(len(chosen))]
+            observations = manager.reset(chosen)
+            while observations.is_live.any():
+                slots = [int(slot) for slot in np.flatnonzero(observations.is_live)]
+                replies = []
+                for slot in slots:
+                    action, possible = oracle.act(*listener.page(slot)), observations.admissible[slot]
+                    shown.prompts.append(observations.prompts[slot])
+                    shown.admissible.append(possible)
+                    shown.actions.append(action)
+                    others = [a for a in possible if a not in (action, SEARCH, "click[buy now]")]
+                    if others and generators[slot].random() < noise:
+                        action = generators[slot].choice(others)
+                    replies.append(
+                        f"<think>{action}</think><action>{action}</action>"
+                        if manager.template.thinks
+                        else f"<action>{action}</action>"
+                    )
+                result = manager.step(replies, slots)
+                shown.num_won += int(result.won.sum())
+                observations = result.observations
+            shown.num_episodes += len(chosen)
+    finally:
+        manager.vector_env = listener.env
+    return shown
+
+
+def encode(shown: Demonstrations, engine: HFEngine, grammar: ActionGrammar) -> tuple[Pairs, int]:
+    """Rows as token ids.
+
+    Returns:
+        The rows, and how many were left out because their reply does not fit into the limit of a reply.
+    """
+    prompts, replies, admissible = [], [], []
+    for prompt, possible, action in zip(shown.prompts, shown.admissible, shown.actions, strict=True):
+        reply = grammar.encode_reply(action)
+        if len(reply) <= grammar.max_tokens:
+            prompts.append(engine.encode(prompt))
+            replies.append(reply)
+            admissible.append(possible)
+    return Pairs(prompts, replies, admissible, np.arange(len(prompts))), len(shown.prompts) - len(prompts)
+
+
+def imitate(
+    model: PreTrainedModel,
+    rows: Pairs,
+    grammar: ActionGrammar,
+    settings: SftSettings,
+    device: torch.device,
+    pad_id: int,
+) -> dict[str, float]:
+    """Teaches the model the replies, by cross-entropy on their tokens.
+
+    Returns:
+        Loss of the last tenth of the steps, tokens a second, and counts.
+    """
+    scorer = TokenScorer(model.to(device).requires_grad_(True).train(), temperature=1.0)
+    collate = Collator(pad_id, device, grammar if settings.masked else None)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, betas=(0.9, 0.98)
+    )
+    rng = np.random.default_rng(settings.seed)
+    lengths = rows.lengths
+    num_steps = max(1, math.ceil(settings.epochs * math.ceil(len(rows) / settings.batch_rows)))
+    losses: list[torch.Tensor] = []
+    began, num_tokens, step = time.perf_counter(), 0, 0
+    while step < num_steps:
+        order = rng.permutation(len(rows))
+        for start in range(0, len(order), settings.batch_rows):
+            if step == num_steps:
+                break
+            chosen = order[start : start + settings.batch_rows]
+            for parameters in optimizer.param_groups:
+                parameters["lr"] = settings.lr * learning_rate_share(step, num_steps, settings.warmup_frac)
+            optimizer.zero_grad(set_to_none=True)
+            loss = torch.zeros((), device=device)
+            num_reply_tokens = sum(len(rows.replies[row]) for row in chosen)
+            for part in micro_batches(lengths[chosen], max_rows=len(chosen), max_tokens=settings.micro_batch_tokens):
+                batch = collate(rows, chosen[part])
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+                    log_probs, _ = scorer(batch, with_entropy=False)
+                share = -log_probs.sum() / num_reply_tokens
+                share.backward()
+                loss += share.detach()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
+            optimizer.step()
+            losses.append(loss)
+            num_tokens += int(lengths[chosen].sum())
+            step += 1
+            if step % max(1, num_steps // 20) == 0:
+                recent = float(torch.stack(losses[-max(1, num_steps // 20) :]).mean())
+                rate = num_tokens / (time.perf_counter() - began)
+                print(f"step {step}/{num_steps}  loss {recent:.4f}  {rate:,.0f} tokens/s", flush=True)
+    model.requires_grad_(False).eval()
+    last = torch.stack(losses[-max(1, num_steps // 10) :]).mean()
+    seconds = round(time.perf_counter() - began, 1)
+    return {"loss": round(float(last), 5), "optimizer_steps": num_steps, "seconds": seconds}
+
+
+def learning_rate_share(step: int, num_steps: int, warmup_frac: float) -> float:
+    """Share of the highest learning rate: a straight rise, then a cosine down to a tenth."""
+    warmup = int(num_steps * warmup_frac)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, num_steps - warmup)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+
+def run(settings: SftSettings, command: str) -> dict[str, Any]:
+    """From oracle to directory; returns the provenance that was written."""
+    if settings.out is None:
+        raise SettingsError("out=DIR is missing: where shall the policy go?")
+    out = Path(settings.out).expanduser()
+    device = torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if settings.device == "cuda" and device.type == "cpu":
+        raise SettingsError("device=cuda, but there is no GPU that torch can use")
+    ranks = start_ranks()
+    shop = open_world(settings.env)
+    train_goals = shop.split("train")
+    goals = np.random.default_rng(settings.seed).permutation(train_goals)[: settings.goals or None]
+    goals = np.tile(goals, settings.episodes_per_goal)
+    num_envs = min(settings.num_envs, len(goals))
+
+    tokenizer = _tokenizer(settings, shop, goals, num_envs)
+    model = _model(settings, tokenizer)
+    grammar = make_grammar(tokenizer, settings.env, settings.data)
+    engine = HFEngine(model, tokenizer, grammar=grammar, copy_model=False)
+    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
+    began = time.perf_counter()
+    shown = demonstrate(manager, shop, goals, noise=settings.noise, seed=settings.seed)
+    rows, num_too_long = encode(shown, engine, grammar)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"{len(rows)} rows of {shown.num_episodes} episodes ({shown.num_won} won by the oracle) in "
+        f"{time.perf_counter() - began:.0f} s; {num_too_long} left out, their reply is longer than "
+        f"{grammar.max_tokens} tokens; rows {rows.lengths.mean():.0f} tokens on average, {rows.lengths.max()} at most; "
+        f"{num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {device}",
+        flush=True,
+    )
+    figures: dict[str, Any] = imitate(model, rows, grammar, settings, device, int(tokenizer.pad_token_id or 0))
+    weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    made = {
+        "made_by": command,
+        "settings": flatten(settings),
+        "environment": settings.env.env_name,
+        "prompt_template": settings.env.prompt,
+        "prompt_template_hash": manager.template.digest,
+        "catalogue_hash": shop.catalogue_hash,
+        "num_parameters": num_parameters,
+        "num_rows": len(rows),
+        "weights_hash": weights_hash(weights),
+        "torch": torch.__version__,
+        "device": device.type,
+        "figures": figures,
+    }
+    if settings.eval_goals:
+        model.load_state_dict(weights)  # what is measured is what is saved
+        evaluation = _evaluate(settings, engine, shop, ranks, num_envs)
+        figures["eval_success"], figures["eval_score"] = str(evaluation.success), str(evaluation.score)
+        print(f"eval success {evaluation.success}\neval score   {evaluation.score}")
+    save_policy(out, config=model.config, state_dict=weights, tokenizer=tokenizer, made=made, dtype=torch.bfloat16)
+    size = (out / "model.safetensors").stat().st_size
+    print(f"{out}: {size / 1e6:.1f} MB of weights, {PROVENANCE} beside them")
+    return made
+
+
+def _tokenizer(settings: SftSettings, shop: Shop, goals: np.ndarray, num_envs: int) -> PreTrainedTokenizerBase:
+    if settings.init or settings.tokenizer:
+        return load_tokenizer(str(settings.init or settings.tokenizer))
+    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=None)
+    shown = demonstrate(manager, shop, goals[: len(shop.split("train"))], noise=settings.noise, seed=settings.seed)
+    replies = (f"<action>{action}</action>" for action in shown.actions)
+    return train_tokenizer([*shown.prompts, *replies], settings.vocab_size, digits=settings.digits)
+
+
+def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    if settings.init:
+        return load_model(settings.init)
+    return make_small_policy(
+        tokenizer,
+        hidden=settings.hidden,
+        layers=settings.layers,
+        heads=settings.heads,
+        intermediate=settings.intermediate,
+        max_positions=settings.max_positions,
+        seed=settings.seed,
+    )
+
+
+def _evaluate(settings: SftSettings, engine: HFEngine, shop: Shop, ranks: Any, num_envs: int) -> Evaluation:
+    goals = fixed_goals(shop, "eval", settings.eval_goals)
+    manager = make_manager(settings.env, settings.data, min(num_envs, len(goals)), count_tokens=engine.count_tokens)
+    return evaluate(
+        TrajectoryCollector(manager, CollectorConfig(constrained=True)),
+        engine,
+        goals,
+        SamplingParams(temperature=settings.eval_temperature, max_tokens=settings.data.max_response_length),
+        ranks,
+        seed=settings.seed,
+        catalogue_hash=shop.catalogue_hash,
+        split="eval",
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Command line."""
+    if any(word in ("--help", "-h", "--explain") for word in arguments):
+        print(__doc__)
+        print(explain(SftSettings(), {}))
+        return
+    settings, notes, _ = resolve(arguments, SftSettings)
+    for note in notes:
+        print(f"note: {note}")
+    if settings.init:
+        earlier = provenance(settings.init)
+        print(f"going on from {settings.init} ({json.dumps(earlier.get('figures', {}))})")
+    run(settings, shlex.join(["python", "trainers/sft.py", *arguments]))
+
+
+if __name__ == "__main__":
+    from trainers.command import run_command
+
+    run_command(main)

@@ -1,0 +1,105 @@
+"""From settings to environments: managers, collectors, fixed goal lists, the grammar of constrained decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from env_manager import EnvConfig, EnvManager
+from rollout.constrained import ActionGrammar
+from trainers.settings import DataSettings, EnvSettings, SettingsError
+from webshop_env.shop import Shop, open_shop
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GOAL_ORDER_SEED = 233
+"""Chooses the fixed validation goals out of a split; the published split seed."""
+
+
+def open_world(env: EnvSettings) -> Shop:
+    """The shop that the settings name, shared by all environments of this process."""
+    if not env.env_name.startswith("WebShop-"):
+        raise SettingsError(f"env.env_name: {env.env_name!r} is not a shop; take WebShop-v0 or WebShop-v1")
+    version = env.env_name.removeprefix("WebShop-")
+    return open_shop(
+        env.webshop.data_dir,
+        version=version,
+        goals=env.webshop.goals,
+        split_by=env.webshop.split_by,
+        search=env.webshop.search,
+        preseed=env.seed if version == "v0" else 0,
+        num_products=env.webshop.num_products,
+        variant=env.variant,
+    )
+
+
+def make_manager(
+    env: EnvSettings, data: DataSettings, num_envs: int, *, count_tokens: Callable[[str], int] | None
+) -> EnvManager:
+    """Environments that show prompts as the settings say.
+
+    Args:
+        env: What to play.
+        data: The limit of a prompt.
+        num_envs: Environments.
+        count_tokens: Tokens of a prompt as the policy sees it; None leaves prompts uncut.
+    """
+    config = EnvConfig(
+        prompt=env.prompt,
+        memory=env.memory,
+        history_length=env.history_length,
+        history_overflow=env.history_overflow,
+        max_prompt_tokens=None if count_tokens is None else data.max_prompt_length,
+        count_tokens=count_tokens,
+        max_steps=env.max_steps,
+        success_reward=env.success_reward if env.reward == "sparse" else None,
+    )
+    return EnvManager(env.env_name, num_envs, config, {"shop": open_world(env)})
+
+
+def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: DataSettings) -> ActionGrammar:
+    """The grammar of replies for the settings' template."""
+    from env_manager.prompts import load_template
+
+    return ActionGrammar(tokenizer, free_prefix=load_template(env.prompt).thinks, max_tokens=data.max_response_length)
+
+
+def fixed_goals(shop: Shop, split: str, num: int) -> np.ndarray:
+    """The same `num` goals of a split every time, int32, rising; all of them when it has fewer."""
+    goals = shop.split(split)
+    if len(goals) == 0:
+        raise SettingsError(f"the {split} split of this catalogue is empty")
+    if num >= len(goals):
+        return np.asarray(goals)
+    return np.sort(np.random.default_rng(GOAL_ORDER_SEED).permutation(goals)[:num])
+
+
+class GoalOrder:
+    """Training goals in a seeded order: every goal once, then all again in another order.
+
+    The goals of an update are a function of its number alone: the position that a resumed run has to know.
+    """
+
+    def __init__(self, goals: np.ndarray, batch_size: int, *, seed: int) -> None:
+        if len(goals) < batch_size:
+            raise SettingsError(
+                f"data.train_batch_size={batch_size} is more than the {len(goals)} goals of the train split"
+            )
+        self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
+
+    def batch(self, update: int) -> np.ndarray:
+        """int32 [batch_size]: the goals of an update, from 0."""
+        first = update * self.batch_size
+        places = np.arange(first, first + self.batch_size)
+        return np.asarray([self._order(int(place // len(self.goals)))[place % len(self.goals)] for place in places])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self.seed, epoch)).permutation(self.goals)
+
+
+def describe_world(shop: Shop) -> dict[str, Any]:
+    """What results depend on, for checkpoints and evaluations."""
+    return {"catalogue_hash": shop.catalogue_hash, "num_goals": len(shop.goals), "version": shop.version}
