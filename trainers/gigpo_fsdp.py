@@ -1,0 +1,388 @@
+"""Trains a policy on a shop with GiGPO, on one process or under torchrun.
+
+python trainers/gigpo_fsdp.py                                  the default run: minutes on 2 CPU cores
+python trainers/gigpo_fsdp.py recipe=NAME key=value ...        another recipe, other settings
+python trainers/gigpo_fsdp.py trainer.resume_from=outputs/tiny goes on where a run stopped
+torchrun --nproc-per-node 2 trainers/gigpo_fsdp.py ...         the same on two ranks
+python trainers/gigpo_fsdp.py --explain [key=value ...]        every setting, its value, source and meaning
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from rollout.collector import CollectorConfig, TrajectoryCollector
+from rollout.engines.hf import HFEngine
+from rollout.statistics import batch_statistics
+from rollout.types import SamplingParams
+from trainers.actor import Actor, ActorConfig, Reference
+from trainers.advantages import AdvantageConfig, with_advantages
+from trainers.checkpoint import (
+    RunState,
+    find_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_state,
+    save_checkpoint,
+)
+from trainers.display import RunLog, draw_curve
+from trainers.evaluation import Evaluation, collect_over_ranks, evaluate, paired_differences, save_evaluation
+from trainers.files import write_atomically
+from trainers.losses import LossConfig
+from trainers.models import load_model, load_tokenizer, refuse_other_prompts
+from trainers.ranks import Ranks, set_threads, start_ranks, stop_ranks
+from trainers.settings import Settings, SettingsError, explain, flatten, resolve
+from trainers.worlds import GoalOrder, fixed_goals, make_grammar, make_manager, open_world
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedTokenizerBase
+
+    from webshop_env.shop import Shop
+
+VALIDATION_ENVS = 128
+"""Validation episodes that a rank plays at once."""
+
+
+@dataclass
+class Run:
+    """Everything that the main loop works with."""
+
+    settings: Settings
+    ranks: Ranks
+    directory: Path
+    shop: Shop
+    tokenizer: PreTrainedTokenizerBase
+    goals: GoalOrder
+    collector: TrajectoryCollector
+    engine: HFEngine
+    actor: Actor
+    reference: Reference | None
+    state: RunState
+    log: RunLog
+    validator: TrajectoryCollector
+    validation_goals: np.ndarray
+
+
+def train(run: Run) -> Evaluation:
+    """The algorithm, one update a pass; returns the last validation."""
+    settings, log, state = run.settings, run.log, run.state
+    sampling = rollout_sampling(settings)
+    if state.updates_done == 0 and settings.trainer.val_before_train:
+        state.first_evaluation = asdict(validate(run))
+    last = None
+    for update in range(state.updates_done, settings.trainer.total_updates):
+        with log.phase("collect", update):
+            batch = collect_over_ranks(
+                run.collector,
+                run.engine,
+                run.goals.batch(update),
+                sampling,
+                run.ranks,
+                group_size=settings.env.rollout.n,
+                update=update,
+                seed=settings.trainer.seed,
+            )
+        with log.phase("old_log_probs", update):
+            batch = run.actor.with_old_log_probs(batch)
+        if run.reference is not None:
+            with log.phase("reference", update):
+                batch = run.reference.with_log_probs(batch)
+        batch = with_advantages(batch, advantage_config(settings))
+        with log.phase("learn", update):
+            metrics = run.actor.update(batch, seed=settings.trainer.seed, update=update)
+        with log.phase("load", update):
+            run.engine.load_weights(run.actor.full_state_dict(), version=update + 1)
+        state.updates_done = update + 1
+        log.log(state.updates_done, batch_statistics(batch) | metrics)
+        is_last = state.updates_done == settings.trainer.total_updates
+        if is_last or is_due(state.updates_done, settings.trainer.test_freq):
+            last = validate(run)
+        if is_last or is_due(state.updates_done, settings.trainer.save_freq):
+            save(run)
+    return last or validate(run)
+
+
+def is_due(updates_done: int, frequency: int) -> bool:
+    """Whether something that happens every so many updates happens now; 0 or less is never."""
+    return frequency > 0 and updates_done % frequency == 0
+
+
+def validate(run: Run) -> Evaluation:
+    """Plays the fixed goals once each, logs the figures and keeps the results of each goal."""
+    settings, done = run.settings.actor_rollout_ref.rollout.val_kwargs, run.state.updates_done
+    sampling = SamplingParams(
+        temperature=settings.temperature if settings.do_sample else 0.0,
+        max_tokens=run.settings.data.max_response_length,
+    )
+    with run.log.phase("validate", done):
+        evaluation = evaluate(
+            run.validator,
+            run.engine,
+            run.validation_goals,
+            sampling,
+            run.ranks,
+            seed=run.settings.trainer.seed,
+            catalogue_hash=run.shop.catalogue_hash,
+            split=validation_split(run.settings),
+        )
+    run.log.log(done, evaluation.metrics())
+    if run.ranks.is_first:
+        save_evaluation(evaluation, run.directory / "validations" / f"update_{done:06d}.json")
+        draw_curve(run.directory / "metrics.jsonl", run.directory / "curve.png")
+    return evaluation
+
+
+def save(run: Run) -> Path:
+    """Writes a checkpoint of the run as it stands."""
+    with run.log.phase("save", run.state.updates_done):
+        run.state.metrics = run.log.lines
+        return save_checkpoint(
+            run.directory,
+            run.actor,
+            run.state,
+            tokenizer=run.tokenizer,
+            made={
+                "made_by": "trainers/gigpo_fsdp.py",
+                "settings": flatten(run.settings),
+                "updates": run.state.updates_done,
+                **run.state.hashes,
+            },
+        )
+
+
+def open_run(settings: Settings, ranks: Ranks) -> Run:
+    """Makes or resumes everything, in an order in which mistakes show before anything is written."""
+    check_ranks(settings, ranks)
+    model_path = settings.actor_rollout_ref.model.path
+    shop = open_world(settings.env)
+    goals = GoalOrder(shop.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
+    validation_goals = fixed_goals(shop, validation_split(settings), settings.data.val_batch_size)
+    tokenizer = load_tokenizer(model_path)
+    rollout = settings.actor_rollout_ref.rollout
+    grammar = make_grammar(tokenizer, settings.env, settings.data) if rollout.constrained else None
+    engine = HFEngine(
+        load_model(model_path, dtype=torch.bfloat16 if ranks.device.type == "cuda" else torch.float32),
+        tokenizer,
+        grammar=grammar,
+        copy_model=False,
+        device=ranks.device,
+    )
+    num_groups = -(-settings.data.train_batch_size // ranks.world)
+    manager = make_manager(
+        settings.env, settings.data, num_groups * settings.env.rollout.n, count_tokens=engine.count_tokens
+    )
+    validation_envs = min(VALIDATION_ENVS, -(-len(validation_goals) // ranks.world))
+    validation_manager = make_manager(settings.env, settings.data, validation_envs, count_tokens=engine.count_tokens)
+    hashes = {
+        "environment": settings.env.env_name,
+        "prompt_template_hash": manager.template.digest,
+        "catalogue_hash": shop.catalogue_hash,
+    }
+    refuse_other_prompts(
+        model_path, prompt_template_hash=hashes["prompt_template_hash"], environment=hashes["environment"]
+    )
+    resumed = settings.trainer.resume_from
+    checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
+    state = read_state(checkpoint, hashes=hashes) if checkpoint else RunState(hashes=hashes)
+
+    shared: dict[str, Any] = {
+        "pad_id": int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
+        "temperature": rollout.temperature,
+        "grammar": grammar,
+    }
+    config = actor_config(settings)
+    actor = Actor(policy_to_train(settings), ranks, config, **shared)
+    reference = None
+    if config.loss.use_kl_loss:
+        reference = Reference(
+            load_model(model_path),
+            ranks,
+            max_rows=settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu,
+            max_tokens=config.max_tokens,
+            **shared,
+        )
+    if checkpoint:
+        actor.load_full_state_dict(load_weights(checkpoint))
+        load_optimizer(checkpoint, actor)
+        engine.load_weights(actor.full_state_dict(), version=state.updates_done)
+
+    directory = ranks.gather(run_directory(settings) if ranks.is_first else None)[0]
+    if ranks.is_first:
+        saved = flatten(settings) | {"trainer.resume_from": None, "trainer.output_dir": str(directory)}
+        write_atomically(directory / "settings.yaml", yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
+    return Run(
+        settings=settings,
+        ranks=ranks,
+        directory=directory,
+        shop=shop,
+        tokenizer=tokenizer,
+        goals=goals,
+        collector=TrajectoryCollector(manager, CollectorConfig(constrained=rollout.constrained)),
+        engine=engine,
+        actor=actor,
+        reference=reference,
+        state=state,
+        log=RunLog(
+            directory,
+            total_updates=settings.trainer.total_updates,
+            loggers=settings.trainer.logger,
+            lines=state.metrics,
+            is_first=ranks.is_first,
+        ),
+        validator=TrajectoryCollector(validation_manager, CollectorConfig(constrained=rollout.constrained)),
+        validation_goals=validation_goals,
+    )
+
+
+def check_ranks(settings: Settings, ranks: Ranks) -> None:
+    """Refuses a run on another number of ranks than the settings ask for."""
+    wanted = settings.trainer.n_gpus_per_node
+    if wanted is not None and wanted * settings.trainer.nnodes != ranks.world:
+        raise SettingsError(
+            f"trainer.n_gpus_per_node={wanted} and trainer.nnodes={settings.trainer.nnodes} ask for "
+            f"{wanted * settings.trainer.nnodes} ranks, there are {ranks.world}: start with "
+            f"torchrun --nproc-per-node {wanted}"
+        )
+
+
+def policy_to_train(settings: Settings) -> Any:
+    """The actor's model, full precision, with gradient checkpointing where the settings ask for it."""
+    model = load_model(settings.actor_rollout_ref.model.path)
+    if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def validation_split(settings: Settings) -> str:
+    """Goals that validations play: those of `eval`; the published run uses the first goals of the list."""
+    return "test" if settings.env.variant == "verl" else "eval"
+
+
+def rollout_sampling(settings: Settings) -> SamplingParams:
+    """How training replies are drawn."""
+    return SamplingParams(
+        temperature=settings.actor_rollout_ref.rollout.temperature, max_tokens=settings.data.max_response_length
+    )
+
+
+def advantage_config(settings: Settings) -> AdvantageConfig:
+    """What `advantages.py` has to know."""
+    actor, gigpo = settings.actor_rollout_ref.actor, settings.algorithm.gigpo
+    return AdvantageConfig(
+        adv_estimator=settings.algorithm.adv_estimator,
+        gamma=settings.algorithm.gamma,
+        step_advantage_w=gigpo.step_advantage_w,
+        mode=gigpo.mode,
+        baseline=gigpo.baseline,
+        enable_similarity=gigpo.enable_similarity,
+        similarity_thresh=gigpo.similarity_thresh,
+        invalid_action_penalty_coef=actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0,
+    )
+
+
+def actor_config(settings: Settings) -> ActorConfig:
+    """What `actor.py` has to know."""
+    actor = settings.actor_rollout_ref.actor
+    return ActorConfig(
+        lr=actor.optim.lr,
+        weight_decay=actor.optim.weight_decay,
+        grad_clip=actor.grad_clip,
+        mini_batch_size=actor.ppo_mini_batch_size,
+        micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
+        log_prob_micro_batch_size=settings.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu,
+        max_tokens=actor.ppo_max_token_len_per_gpu,
+        epochs=actor.ppo_epochs,
+        loss=LossConfig(
+            clip_ratio_low=actor.clip_ratio_low,
+            clip_ratio_high=actor.clip_ratio_high,
+            clip_ratio_c=actor.clip_ratio_c,
+            entropy_coeff=actor.entropy_coeff,
+            use_kl_loss=actor.use_kl_loss,
+            kl_loss_coef=actor.kl_loss_coef,
+            kl_loss_type=actor.kl_loss_type,
+            loss_agg_mode=actor.loss_agg_mode,
+        ),
+    )
+
+
+def run_directory(settings: Settings) -> Path:
+    """Where the run writes: that of the run resumed, the one asked for, or the next free one in outputs/."""
+    trainer = settings.trainer
+    if trainer.resume_from:
+        path = Path(trainer.resume_from).expanduser().resolve()
+        return next(p for p in (path, *path.parents) if (p / "settings.yaml").is_file())
+    if trainer.output_dir:
+        path = Path(trainer.output_dir).expanduser()
+        if (path / "settings.yaml").is_file():
+            raise SettingsError(
+                f"trainer.output_dir: {path} holds a run; go on with trainer.resume_from={path}, or name another"
+            )
+        return path
+    name = trainer.experiment_name or Path(settings.recipe).stem
+    path, number = Path("outputs") / name, 1
+    while (path / "settings.yaml").is_file():
+        number += 1
+        path = Path("outputs") / f"{name}-{number}"
+    return path
+
+
+def report(run: Run, last: Evaluation) -> None:
+    """The last words: what was reached, how sure that is, and where everything lies."""
+    say = run.log.say
+    first = Evaluation(**run.state.first_evaluation) if run.state.first_evaluation else None
+    for name, evaluation in (("before", first), ("after", last)):
+        if evaluation is not None:
+            say(f"{name:6} success {evaluation.success}  score {evaluation.score}")
+    if first is not None:
+        for name, difference in paired_differences(first, last).items():
+            say(f"paired difference of {name}: {difference}")
+    directory = run.directory
+    say(f"run directory  {directory}")
+    if (directory / "curve.png").is_file():
+        say(f"curve          {directory / 'curve.png'}")
+    checkpoint = find_checkpoint(directory)
+    if checkpoint is not None:
+        say(f"checkpoint     {checkpoint} (its policy/ loads with transformers)")
+        more = run.state.updates_done + 10
+        say(
+            f"go on with     python trainers/gigpo_fsdp.py trainer.resume_from={directory} trainer.total_updates={more}"
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """Command line."""
+    wants_help = [word for word in arguments if word in ("--help", "-h", "--explain")]
+    settings, notes, sources = resolve([word for word in arguments if word not in wants_help])
+    if wants_help:
+        print(__doc__)
+        print(explain(settings, sources))
+        return
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    ranks = start_ranks()
+    try:
+        run = open_run(settings, ranks)
+        for note in notes:
+            run.log.say(f"note: {note}")
+        run.log.say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
+        if run.state.updates_done:
+            run.log.say(f"going on after update {run.state.updates_done}")
+        try:
+            report(run, train(run))
+        finally:
+            run.log.close()
+    finally:
+        stop_ranks()
+
+
+if __name__ == "__main__":
+    from trainers.command import run_command
+
+    run_command(main)
