@@ -11,6 +11,9 @@ MAX_ACTION_CHARS = 20_000
 SEARCH_HINT = "search[<your query>]"
 """How a page with a search bar is listed among the available actions."""
 
+BACK, PREV, NEXT, BUY, SEARCH = "Back to Search", "< Prev", "Next >", "Buy Now", "Search"
+SUB_PAGES = {name.lower(): name for name in ("Description", "Features", "Reviews", "Attributes")}
+
 _NEXT_ACTION = re.compile(r"\]\s*(?:search|click)\s*\[", re.IGNORECASE)
 
 
@@ -27,6 +30,10 @@ class ParsedAction:
 def match_key(text: str) -> str:
     """Two texts with the same key are one and the same thing to click in v1: case and runs of blanks do not count."""
     return " ".join(text.split()).casefold()
+
+
+BUTTON_KEYS = frozenset(map(match_key, (BACK, PREV, NEXT, BUY, SEARCH, *SUB_PAGES)))
+"""What v1 calls neither a product nor an option value."""
 
 
 def parse_v0(text: str) -> ParsedAction:

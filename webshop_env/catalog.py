@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from webshop_env.actions import BUTTON_KEYS, match_key
 from webshop_env.errors import CatalogError
 from webshop_env.nouns import NameNouns, read_name_nouns
 from webshop_env.types import Product
@@ -23,6 +24,8 @@ from webshop_env.types import Product
 Version = Literal["v0", "v1"]
 
 MAX_ASIN_CHARS = 10
+MAX_OPTION_CHARS = 4000
+"""Longest name and value of an option together (v1), so that every option fits into an action."""
 MISSING_PRICE_USD = 100.0
 """What v0 sells a product without a price for, as published."""
 UNAVAILABLE_TAG = "unavailable"
@@ -84,7 +87,7 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
     Args:
         data_dir: Directory with the files named at the top of this module.
         version: "v0" repeats the published reading; "v1" shows a range at its upper end and a missing price as
-            unavailable, drops empty option values, and upper-cases asins so that they can be clicked.
+            unavailable, drops empty option values and groups, and upper-cases asins so that they can be clicked.
         num_products: Take only this many rows from the start of the product file; None takes all.
 
     Raises:
@@ -152,6 +155,7 @@ class _RowReader:
         self.asin_in_files: dict[str, str] = {}
         self.warnings: list[CatalogWarning] = []
         self._instructions = instructions
+        self._keys: set[str] = set()
 
     def read(self, row: int, record: Any) -> None:
         """Add the row's product, or a warning that says why there is none."""
@@ -164,12 +168,19 @@ class _RowReader:
             self._warn(row, str(written)[:40], "asin", detail, is_skipped=True)
             return
         asin = written
-        if self.version == "v1" and written != written.upper():
-            asin = written.upper()
-            self._warn(row, asin, "lower-case asin", f"{written!r} is sold as {asin!r}")
-        if asin in self.products:
+        if self.version == "v1":
+            asin = " ".join(written.split()).upper()
+            if not asin or match_key(asin) in BUTTON_KEYS:
+                detail = f"{written!r} is a button" if asin else "only blanks"
+                self._warn(row, written, "asin", detail, is_skipped=True)
+                return
+        key = match_key(asin) if self.version == "v1" else asin
+        if key in self._keys:
             self._warn(row, asin, "duplicate asin", "an earlier row has it", is_skipped=True)
             return
+        self._keys.add(key)
+        if asin != written:
+            self._warn(row, asin, "lower-case asin", f"{written!r} is sold as {asin!r}")
 
         def note(kind: str, detail: str) -> None:
             self._warn(row, asin, kind, detail)
@@ -197,7 +208,8 @@ class _RowReader:
 
 _Note = Callable[[str, str], None]
 
-_AMOUNT = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
+_NUMBER = re.compile(r"[\d.,]*\d[\d.,]*")
+_AMOUNT = re.compile(r"(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?|\.\d+")
 _IN_BRACKETS = re.compile(r"\([^)]*\)")
 
 
@@ -232,14 +244,19 @@ def _prices_as_published(text: str) -> tuple[float, ...]:
 
 
 def _prices_corrected(text: str, note: _Note) -> tuple[float, ...]:
-    """One price or the two ends of a range, as the file orders them, without prices per unit (in brackets)."""
+    """One price or the two ends of a range, as the file orders them, without prices per unit (in brackets).
+
+    A price of which any part cannot be read, such as "$1.2.3" or "$12,99", is no price: better none than a wrong one.
+    """
     if text.strip().lower() == "free":
         note("price", f"{text!r} is taken as $0.0")
         return (0.0,)
     main = _IN_BRACKETS.sub(" ", text)
-    amounts = [float(amount.replace(",", "")) for amount in _AMOUNT.findall(main)]
+    numbers = [number.rstrip(".,") for number in _NUMBER.findall(main)]
+    amounts = [float(number.replace(",", "")) for number in numbers if _AMOUNT.fullmatch(number)]
+    is_clear = len(amounts) == len(numbers) > 0 and all(map(math.isfinite, amounts))
     has_other_currency = re.search(r"[A-Za-z€£¥₹]", re.sub(r"\b(?:US|USD|to)\b", "", main, flags=re.IGNORECASE))
-    if not amounts or has_other_currency:
+    if not is_clear or has_other_currency:
         note("price", f"{text[:40]!r} is not a price in dollars such as '$12.99'; shown as unavailable")
         return ()
     if not re.fullmatch(r"\s*\$\d+(?:\.\d+)?(?:\s*-?\s*\$\d+(?:\.\d+)?)?\s*", text):
@@ -275,7 +292,7 @@ def _options(groups: Any, version: Version, note: _Note) -> dict[str, tuple[str,
         if not isinstance(contents, list):
             note("options", f"option {name!r} has no list of values; left out")
             continue
-        values = []
+        values: list[str] = []
         for content in contents:
             value = content.get("value") if isinstance(content, dict) else content
             if value is None or isinstance(value, dict | list):
@@ -285,7 +302,15 @@ def _options(groups: Any, version: Version, note: _Note) -> dict[str, tuple[str,
             if version == "v1" and not text.strip():
                 note("options", f"option {name!r} has an empty value; left out")
                 continue
+            if version == "v1" and len(name) + len(text) > MAX_OPTION_CHARS:
+                note("options", f"option {name[:40]!r} has a value of {len(text)} characters; left out")
+                continue
             values.append(text)
+        if version == "v1" and not values:
+            note("options", f"option {name!r} has no value; left out")
+            continue
+        if name.lower() in options:
+            note("options", f"option {name.lower()!r} comes twice; its last values count")
         options[name.lower()] = tuple(values)
     return options
 
@@ -354,11 +379,14 @@ def _find(directory: Path, pattern: str) -> Path:
 
 def _read_table(path: Path, kind: type, digest: hashlib._Hash) -> Any:
     """The JSON value of a file, whose bytes are added to `digest`."""
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CatalogError(f"{path}: cannot be read ({error.strerror})") from error
     digest.update(f"{len(content)}\n".encode() + content)
     try:
         table = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CatalogError(f"{path.name}: not JSON ({error}); fetch or build the file again") from error
     if not isinstance(table, kind):
         wanted = "a list of products" if kind is list else "an object by asin"

@@ -14,7 +14,7 @@ from html import escape
 from typing import Literal, NamedTuple
 from urllib.parse import quote
 
-from webshop_env.actions import SEARCH_HINT, match_key
+from webshop_env.actions import BACK, BUTTON_KEYS, BUY, NEXT, PREV, SEARCH, SEARCH_HINT, SUB_PAGES, match_key
 from webshop_env.errors import ShopGymError
 from webshop_env.shop import Shop
 from webshop_env.types import PageKind, Product, Session
@@ -22,10 +22,6 @@ from webshop_env.types import PageKind, Product, Session
 SEP = " [SEP] "
 BASE_URL = "http://127.0.0.1:3000"
 OBSERVATION_MODES = ("text", "text_rich", "html", "url")
-
-BACK, PREV, NEXT, BUY, SEARCH = "Back to Search", "< Prev", "Next >", "Buy Now", "Search"
-SUB_PAGES = {name.lower(): name for name in ("Description", "Features", "Reviews", "Attributes")}
-_BUTTON_KEYS = {match_key(text) for text in (BACK, PREV, NEXT, BUY, SEARCH, *SUB_PAGES.values())}
 
 # The recorded page names of the original, in the order in which it looks for them in a url.
 _URL_KINDS = ("search_results", "item_page", "item_sub_page", "done")
@@ -48,10 +44,13 @@ class Node(NamedTuple):
 class Block:
     """A run of nodes that is rendered once and shown on many pages."""
 
-    __slots__ = ("nodes", "text")
+    __slots__ = ("markup", "nodes", "text")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self.nodes = tuple(seen for node in nodes if (seen := _visible(node)) is not None)
+        seen = [(node, _visible(node)) for node in nodes]
+        self.nodes = tuple(visible for _, visible in seen if visible is not None)
+        # v0 offers option values without any text: they are in the markup, and nowhere to be seen.
+        self.markup = tuple(visible or node for node, visible in seen if visible or node.role == "option")
         self.text = SEP.join([node.text.strip() for node in self.nodes])
 
 
@@ -139,7 +138,8 @@ class Page(NamedTuple):
         lines = [_HTML_HEAD, f'<body class="{self.kind}">']
         if self.body.has_search_bar:
             lines.append('<input id="search_input" name="query" type="text">')
-        for node in self.nodes:
+        body = self.body
+        for node in (*self.header.markup, *body.before.markup, *self.selected.markup, *body.after.markup):
             text = _escape(node.text)
             if node.role == "button":
                 lines.append(f'<button class="btn" type="button">{text}</button>')
@@ -340,7 +340,7 @@ def option_nodes(product: Product, version: str) -> list[Node]:
         for value in values:
             owners.setdefault(match_key(value), set()).add((name, value))
     labels: dict[tuple[str, str], str] = {}
-    taken = _BUTTON_KEYS | {key for key, pairs in owners.items() if len(pairs) == 1} | {""}
+    taken = {*BUTTON_KEYS, *(key for key, pairs in owners.items() if len(pairs) == 1), ""}
     nodes = []
     for name, values in product.options.items():
         nodes.append(Node(name))
@@ -349,7 +349,7 @@ def option_nodes(product: Product, version: str) -> list[Node]:
             if label is None:
                 key = match_key(value)
                 label = value
-                if key in _BUTTON_KEYS or not key or len(owners[key]) > 1:
+                if key in BUTTON_KEYS or not key or len(owners[key]) > 1:
                     label = _free_label(f"{name}: {value}", taken)
                     taken.add(match_key(label))
                 labels[name, value] = label

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from thefuzz import fuzz
 
-from webshop_env.actions import SEARCH_HINT, match_key
+from webshop_env.actions import BACK, BUY, NEXT, PREV, SEARCH, SEARCH_HINT, SUB_PAGES, match_key
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import price_text
-from webshop_env.pages import BACK, BUY, NEXT, PREV, SEARCH, SEP, SUB_PAGES, page_book
+from webshop_env.pages import SEP, page_book
 from webshop_env.reward import same_value
 from webshop_env.shop import Shop
 from webshop_env.types import Goal, Product

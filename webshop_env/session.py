@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from webshop_env.actions import ParsedAction, parse_v0, parse_v1
+from webshop_env.actions import BACK, BUY, NEXT, PREV, SUB_PAGES, ParsedAction, parse_v0, parse_v1
 from webshop_env.errors import ShopGymError
-from webshop_env.pages import BACK, BUY, NEXT, PREV, SUB_PAGES, Node, Page, PageBook
+from webshop_env.pages import Node, Page, PageBook
 from webshop_env.types import Goal, Session
 
 RANDOM_RESULTS = 50

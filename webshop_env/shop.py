@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,8 +87,8 @@ class Shop:
     def goal_at(self, goal_index: Any) -> Goal:
         """The goal at a place of the whole list; any integral type will do."""
         try:
-            index = goal_index.__index__()
-        except AttributeError:
+            index = operator.index(goal_index)
+        except TypeError:
             raise ShopGymError(f"goal_index must be an integer, got {goal_index!r}") from None
         if isinstance(goal_index, bool | np.bool_) or not 0 <= index < len(self.goals):
             raise ShopGymError(f"goal_index must be in 0 to {len(self.goals) - 1}, got {goal_index!r}")
