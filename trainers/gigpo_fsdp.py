@@ -365,7 +365,7 @@ def main(arguments: list[str]) -> None:
         print(explain(settings, sources))
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    set_threads()
     ranks = start_ranks()
     try:
         run = open_run(settings, ranks)

@@ -188,43 +188,37 @@ def make_small_policy(
     return model.eval()
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, *, digits: str = "pairs") -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer of whole words for a shop's texts.
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer of whole words for a shop's texts, of the kind that belongs to Qwen2 models.
 
-    Text is lower-cased (what the shop shows and takes does not depend on case). `<action>` and `</action>` are one
-    token each and stay in decoded text; `<eos>` and `<pad>` are special.
+    transformers gives every Qwen2 directory Qwen2's own rules for splitting text, whatever its tokenizer.json says:
+    a tokenizer with other rules would read prompts differently once it is loaded. So vocabulary and merges are
+    learnt under those rules (numbers fall into digits). `<action>` and `</action>` are one token each and stay in
+    decoded text; `<eos>` and `<pad>` are special.
 
     Args:
         texts: What it will read, prompts and replies.
-        vocab_size: Tokens in all.
-        digits: "pairs" splits numbers into at most two digits a token, "single" into one.
+        vocab_size: Tokens in all, at most.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
     from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
+    from transformers import Qwen2Tokenizer
 
-    width = {"pairs": "{1,2}", "single": ""}[digits]
-    words = Regex(rf" ?\p{{L}}+| ?\d{width}| ?[^\s\p{{L}}\d]+|\s+(?!\S)|\s+")
-    tokenizer = Tokenizer(BPE())
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    rules = Qwen2Tokenizer().backend_tokenizer
+    learner = Tokenizer(BPE())
+    learner.normalizer, learner.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(ACTION_TAGS),
         special_tokens=[PAD, EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without_tags(texts), trainer)
+    learner.train_from_iterator(_without_tags(texts), trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    merges = [tuple(merge) for merge in learnt["merges"]]
+    tokenizer = Qwen2Tokenizer(vocab=learnt["vocab"], merges=merges, unk_token=EOS, eos_token=EOS, pad_token=PAD)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ACTION_TAGS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
-    )
+    return tokenizer
 
 
 def convert_smollm2() -> Path:

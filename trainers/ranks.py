@@ -83,13 +83,14 @@ def stop_ranks() -> None:
         dist.destroy_process_group()
 
 
-def set_threads(num_local_ranks: int) -> None:
-    """Shares the cores of the machine among its ranks, unless OMP_NUM_THREADS was set by hand to more than 1.
+def set_threads() -> None:
+    """Shares the cores of the machine among its ranks; without a launcher OMP_NUM_THREADS has the last word.
 
-    torchrun sets OMP_NUM_THREADS=1 by itself when there are several ranks; one rank takes all cores.
+    torchrun sets OMP_NUM_THREADS=1 by itself, whatever the number of cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = int(os.environ.get("OMP_NUM_THREADS", "0") or 0)
-    torch.set_num_threads(wanted if wanted > 1 else max(1, cores // num_local_ranks))
+    num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if "LOCAL_WORLD_SIZE" in os.environ or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores // num_local_ranks))
     with suppress(RuntimeError):  # can only be set once, before any parallel work
         torch.set_num_interop_threads(1)

@@ -73,7 +73,6 @@ class SftSettings:
     init: str | None = setting(None, "policy to go on from, with its tokenizer; null makes a new one")
     tokenizer: str | None = setting(None, "directory of a tokenizer to use; null trains one on the prompts")
     vocab_size: int = setting(2048, "tokens of a new tokenizer", at_least=300)
-    digits: str = setting("pairs", "how a new tokenizer splits numbers", only=("pairs", "single"))
     hidden: int = setting(192, "width of a new model", at_least=16)
     layers: int = setting(4, "its depth", at_least=1)
     heads: int = setting(6, "its attention heads", at_least=1)
@@ -307,7 +306,7 @@ def _tokenizer(settings: SftSettings, shop: Shop, goals: np.ndarray, num_envs: i
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=None)
     shown = demonstrate(manager, shop, goals[: len(shop.split("train"))], noise=settings.noise, seed=settings.seed)
     replies = (f"<action>{action}</action>" for action in shown.actions)
-    return train_tokenizer([*shown.prompts, *replies], settings.vocab_size, digits=settings.digits)
+    return train_tokenizer([*shown.prompts, *replies], settings.vocab_size)
 
 
 def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

@@ -1,0 +1,128 @@
+"""Policies: made, saved, found, refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.files import atomic_directory, write_atomically
+from trainers.models import (
+    ModelError,
+    load_model,
+    load_tokenizer,
+    make_small_policy,
+    refuse_other_prompts,
+    save_policy,
+    train_tokenizer,
+)
+
+TEXTS = ["task: find a red mug 128 oz\npage: start", "click[buy now] click[< prev] search[red mug]"] * 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, 400)
+
+
+def test_action_tags_are_one_token_each_and_stay_in_decoded_text(tokenizer):
+    ids = tokenizer("<action>click[buy now]</action>")["input_ids"]
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert (tokens[0], tokens[-1]) == ("<action>", "</action>")
+    text = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
+    assert text == "<action>click[buy now]</action>"
+
+
+def test_any_text_comes_back_whole(tokenizer):
+    text = "Search[Café  crème, 128GB]\n\n ünïcode \U0001f600"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_frequent_words_are_whole_and_numbers_fall_into_digits(tokenizer):
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(" mug 128")["input_ids"])
+    assert tokens == ["Ġmug", "Ġ", "1", "2", "8"]
+
+
+def test_a_saved_policy_loads_with_equal_weights_in_half_the_bytes(tokenizer, tmp_path):
+    model = make_small_policy(tokenizer, hidden=32, layers=2, heads=2)
+    save_policy(
+        tmp_path / "p",
+        config=model.config,
+        state_dict=model.state_dict(),
+        tokenizer=tokenizer,
+        made={"a": 1},
+        dtype=torch.bfloat16,
+    )
+    loaded = load_model(str(tmp_path / "p"))
+    assert loaded.dtype == torch.float32
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.bfloat16().float()), name
+    again = load_tokenizer(str(tmp_path / "p"))
+    assert (len(again), again.eos_token, again.pad_token) == (len(tokenizer), "<eos>", "<pad>")
+    for text in (*TEXTS[:2], "<action>click[B07X 12.50]</action>", "It's 3 mugs"):
+        assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert again.decode(again(text)["input_ids"]) == text
+    assert json.loads((tmp_path / "p" / "provenance.json").read_text()) == {"a": 1}
+
+
+def test_the_seed_names_the_weights_and_leaves_global_random_state_alone(tokenizer):
+    state = torch.random.get_rng_state()
+    one, two, other = (make_small_policy(tokenizer, hidden=32, layers=1, heads=2, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(one.state_dict()[name], two.state_dict()[name])
+    assert not torch.equal(one.state_dict()[name], other.state_dict()[name])
+
+
+@pytest.mark.parametrize("path", ["/no/such/policy", "./missing", "a/b/c"])
+def test_a_path_that_does_not_exist_is_one_clear_line(path):
+    with pytest.raises(ModelError) as caught:
+        load_model(path)
+    assert path in str(caught.value)
+    assert "does not exist" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_without_a_model_says_so_and_a_checkpoint_points_inside(tmp_path):
+    with pytest.raises(ModelError, match="no config.json"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="did you mean .*policy"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_policy_made_for_other_prompts_is_refused(tokenizer, tmp_path):
+    model = make_small_policy(tokenizer, hidden=32, layers=1, heads=2)
+    made = {"environment": "WebShop-v1", "prompt_template_hash": "aa"}
+    save_policy(tmp_path, config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made=made)
+    refuse_other_prompts(str(tmp_path), prompt_template_hash="aa", environment="WebShop-v1")
+    with pytest.raises(ModelError, match="prompt template hash aa, this run has bb"):
+        refuse_other_prompts(str(tmp_path), prompt_template_hash="bb", environment="WebShop-v1")
+    with pytest.raises(ModelError, match="environment WebShop-v1, this run has WebShop-v0"):
+        refuse_other_prompts(str(tmp_path), prompt_template_hash="aa", environment="WebShop-v0")
+
+
+def test_a_directory_is_complete_or_not_there(tmp_path):
+    with pytest.raises(RuntimeError), atomic_directory(tmp_path / "a") as scratch:
+        (scratch / "half").write_text("x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with atomic_directory(tmp_path / "a") as scratch:
+        (scratch / "whole").write_text("x")
+    with atomic_directory(tmp_path / "a") as scratch:
+        (scratch / "later").write_text("x")
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["whole"]
+    write_atomically(tmp_path / "f", "1")
+    write_atomically(tmp_path / "f", "2")
+    assert (tmp_path / "f").read_text() == "2"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "f"]
+
+
+def test_a_small_policy_reads_padding_on_the_right_as_nothing(tokenizer):
+    model = make_small_policy(tokenizer, hidden=32, layers=2, heads=2)
+    ids = torch.from_numpy(np.arange(12).reshape(1, 12) + 20)
+    short, padded = model(ids[:, :8]).logits, model(ids).logits[:, :8]
+    assert torch.allclose(short, padded, atol=1e-5)
