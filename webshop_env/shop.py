@@ -228,6 +228,8 @@ def _open(**arguments: Any) -> Shop:
             f"{directory}: none of its {goal_list.num_whole} {kind} goals is left; goals need {needed}, "
             "and a filter or limit must keep at least one"
         )
+    if arguments["search"] != "bm25":
+        _engine(catalog, arguments["search"])  # what is missing shows now, not as a search that fails
     return Shop(catalog, goal_list, arguments)
 
 
@@ -245,18 +247,18 @@ def _engine(catalog: Catalog, name: str) -> SearchEngine:
 
 @lru_cache(maxsize=8)
 def _build_engine(catalog: Catalog, name: str) -> SearchEngine:
-    """Built at the first search, and shared by all shops of one catalogue."""
+    """Shared by all shops of one catalogue."""
+    asins = list(catalog.products)
+    documents = [index_document(product) for product in catalog.products.values()]
+    hash_, is_cut = catalog.catalogue_hash, catalog.version == "v1"
     if name == "pyserini":
-        try:
-            from webshop_env.search.pyserini import PyseriniSearch
-        except ImportError as error:
-            raise ShopGymError(f"search='pyserini' needs shopgym[pyserini] ({error})") from error
-        return PyseriniSearch.open(catalog.directory, catalog.catalogue_hash)
+        from webshop_env.search.pyserini import PyseriniSearch
+
+        return PyseriniSearch.open(documents, asins, catalogue_hash=hash_, truncate_long_queries=is_cut)
     from webshop_env.search import BM25Index, BM25Search
 
-    documents = [index_document(product) for product in catalog.products.values()]
-    index = BM25Index.build(documents, list(catalog.products), catalogue_hash=catalog.catalogue_hash)
-    return BM25Search(index, truncate_long_queries=catalog.version == "v1")
+    index = BM25Index.build(documents, asins, catalogue_hash=hash_)
+    return BM25Search(index, truncate_long_queries=is_cut)
 
 
 def _check(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
