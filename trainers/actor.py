@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +48,7 @@ class ActorConfig:
     """Tokens of one pass, at most."""
     epochs: int = 1
     """Passes over the rows of an update."""
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = field(default_factory=LossConfig)
     """What is minimised."""
 
 

@@ -8,6 +8,8 @@ One episode per goal. The sampling noise belongs to the goal, so that two evalua
 Dimension: N goals.
 """
 
+# ruff: noqa: RUF009  setting() and group() make dataclass fields
+
 from __future__ import annotations
 
 import json

@@ -35,12 +35,15 @@ class ModelError(ShopGymError):
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a policy; see `locate` for what `path` may be."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = locate(path)
+    # For some model types (Qwen2 among them) AutoTokenizer takes the type's own class, whose rules replace those of
+    # tokenizer.json, even where the directory says that the file is all there is.
+    kind = PreTrainedTokenizerFast if _has_own_tokenizer(source) else AutoTokenizer
     try:
         with _quiet():
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = kind.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ModelError(_unreadable(path, "tokenizer", error)) from None
     if tokenizer.eos_token_id is None:
@@ -265,6 +268,15 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(state_dict[name].detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _has_own_tokenizer(source: str) -> bool:
+    """A directory whose tokenizer is wholly described by its tokenizer.json."""
+    file = Path(source) / "tokenizer_config.json"
+    if not file.is_file() or not file.with_name("tokenizer.json").is_file():
+        return False
+    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+    return named in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _without_tags(texts: Iterable[str]) -> Iterable[str]:

@@ -4,6 +4,8 @@ The tree below is the list of keys (`docs` of each are printed by `--explain`); 
 keys of the published scripts. An unknown key is an error that names the nearest one.
 """
 
+# ruff: noqa: RUF009  setting() and group() make dataclass fields
+
 from __future__ import annotations
 
 import dataclasses

@@ -7,6 +7,8 @@ makes a small Qwen2 model, and teaches it the oracle's replies. Writes a Hugging
 and beside them how they were made (`provenance.json`).
 """
 
+# ruff: noqa: RUF009  setting() and group() make dataclass fields
+
 from __future__ import annotations
 
 import json

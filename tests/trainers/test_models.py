@@ -86,11 +86,11 @@ def test_a_path_that_does_not_exist_is_one_clear_line(path):
 
 
 def test_a_directory_without_a_model_says_so_and_a_checkpoint_points_inside(tmp_path):
-    with pytest.raises(ModelError, match="no config.json"):
+    with pytest.raises(ModelError, match=r"no config\.json"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="did you mean .*policy"):
+    with pytest.raises(ModelError, match=r"did you mean .*policy"):
         load_tokenizer(str(tmp_path))
 
 

@@ -1,0 +1,196 @@
+"""The whole path with a small random policy: two processes equal one, and a killed run goes on to the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainers.checkpoint import load_weights
+from trainers.models import load_model, load_tokenizer, make_small_policy, save_policy, train_tokenizer
+from trainers.worlds import make_manager, open_world
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "trainers" / "gigpo_fsdp.py"
+UPDATES = 3
+
+# The main loop as it is, with every batch of rows written down by the first rank.
+RECORDER = """
+import json, os, sys
+from trainers import gigpo_fsdp
+
+collect, rows = gigpo_fsdp.collect_over_ranks, []
+
+def recording(*args, **kwargs):
+    batch = collect(*args, **kwargs)
+    rows.append([
+        [int(batch.episode_id[i]), int(batch.step_index[i]), int(batch.goal_index[i]), int(batch.anchor_id[i]),
+         float(batch.reward[i]), batch.action[i], batch.prompt_ids[i].tolist(), batch.reply_ids[i].tolist()]
+        for i in range(len(batch))
+    ])
+    return batch
+
+gigpo_fsdp.collect_over_ranks = recording
+gigpo_fsdp.main(sys.argv[2:])
+if os.environ.get("RANK", "0") == "0":
+    with open(sys.argv[1], "w") as file:
+        json.dump(rows, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    """A random policy with a tokenizer that knows the pages' words."""
+    from trainers.settings import resolve
+
+    settings, _, _ = resolve([])
+    shop = open_world(settings.env)
+    manager = make_manager(settings.env, settings.data, 64, count_tokens=None)
+    prompts = manager.reset(shop.split("train")[:64]).prompts
+    pages = manager.step(["<action>search[gift]</action>"] * 64).observations
+    tokenizer = train_tokenizer([*prompts, *pages.prompts, *(a for row in pages.admissible for a in row)], 900)
+    model = make_small_policy(tokenizer, hidden=32, layers=2, heads=2)
+    target = tmp_path_factory.mktemp("policy") / "small"
+    made = {"environment": "WebShop-v1", "prompt_template_hash": manager.template.digest}
+    save_policy(target, config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made=made)
+    return target
+
+
+def words(policy: Path, run: Path) -> list[str]:
+    """16 episodes an update, rewarded by the score, so that a random policy has something to learn from."""
+    return [
+        f"actor_rollout_ref.model.path={policy}",
+        f"trainer.output_dir={run}",
+        f"trainer.total_updates={UPDATES}",
+        "trainer.save_freq=1",
+        "trainer.test_freq=0",
+        "data.train_batch_size=4",
+        "data.val_batch_size=6",
+        "env.rollout.n=4",
+        "env.max_steps=5",
+        "env.reward=score",
+        "actor_rollout_ref.actor.optim.lr=0.001",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=40",
+    ]
+
+
+def command(*arguments: str | Path, launcher: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, *launcher, *map(str, arguments)]
+
+
+def finished(arguments: list[str]) -> str:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    """Lines of metrics.jsonl, times aside."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole_run(policy, tmp_path_factory) -> Path:
+    """One process, not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "recorder.py").write_text(RECORDER)
+    out = finished(command(folder / "recorder.py", folder / "rows.json", *words(policy, folder / "run")))
+    (folder / "out.txt").write_text(out)
+    return folder
+
+
+def test_a_run_learns_reports_and_leaves_everything_behind(whole_run):
+    run, out = whole_run / "run", (whole_run / "out.txt").read_text()
+    lines = metrics(run)
+    assert [line["update"] for line in lines] == [0, 1, 2, 3, 3]
+    updates = [line for line in lines if "actor/loss" in line]
+    assert [line["rollout/num_episodes"] for line in updates] == [16.0] * UPDATES
+    assert any(line["actor/grad_norm"] > 1e-3 for line in updates)
+    assert updates[0]["actor/kl_to_reference_nats"] < updates[-1]["actor/kl_to_reference_nats"]
+    assert all(line["actor/engine_gap_max_nats"] < 1e-4 for line in updates)
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((run / "tensorboard").iterdir())
+    assert "paired difference of success" in out
+    assert f"trainer.resume_from={run}" in out
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["update_000002", "update_000003"]
+    exported = run / "checkpoints" / "update_000003" / "policy"
+    assert load_tokenizer(str(exported)).eos_token == "<eos>"
+    assert load_model(str(exported)).num_parameters() > 0
+
+
+def test_two_processes_give_the_rows_and_losses_of_one(policy, whole_run, tmp_path):
+    (tmp_path / "recorder.py").write_text(RECORDER)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    finished(
+        command(tmp_path / "recorder.py", tmp_path / "rows.json", *words(policy, tmp_path / "run"), launcher=launcher)
+    )
+    assert json.loads((tmp_path / "rows.json").read_text()) == json.loads((whole_run / "rows.json").read_text())
+    for got, expected in zip(metrics(tmp_path / "run"), metrics(whole_run / "run"), strict=True):
+        assert got.keys() == expected.keys()
+        for key, value in expected.items():
+            assert got[key] == pytest.approx(value, abs=1e-4, rel=1e-4), (expected["update"], key)
+
+
+def test_a_run_killed_in_the_middle_goes_on_to_the_same_numbers(policy, whole_run, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(SCRIPT, *words(policy, run)), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 150
+    while not (run / "checkpoints" / "update_000001").is_dir() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (run / "checkpoints" / f"update_{UPDATES:06d}").is_dir()
+
+    out = finished(command(SCRIPT, f"trainer.resume_from={run}"))
+    assert "going on after update" in out
+    assert metrics(run) == metrics(whole_run / "run")
+    last = Path("checkpoints") / f"update_{UPDATES:06d}"
+    expected = load_weights(whole_run / "run" / last)
+    for name, tensor in load_weights(run / last).items():
+        assert tensor.equal(expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["actor_rollout_ref.model.path=/no/such/policy"], "/no/such/policy"),
+        (["trainer.resume_from=/no/such/run"], "holds no run"),
+        (["env.webshop.data_dir=/no/such/catalogue"], "/no/such/catalogue"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, complaint, tmp_path):
+    done = subprocess.run(
+        command(SCRIPT, f"trainer.output_dir={tmp_path / 'run'}", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env=environment(),
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert complaint in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompts_that_a_policy_was_not_made_for_are_refused(policy, tmp_path):
+    arguments = [*words(policy, tmp_path / "run"), "env.prompt=no_think"]
+    done = subprocess.run(
+        command(SCRIPT, *arguments), capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment()
+    )
+    assert done.returncode == 2
+    assert "prompt template hash" in done.stderr

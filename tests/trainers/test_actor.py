@@ -1,0 +1,232 @@
+"""Gradients and log-probs: independent of micro-batches, masks as the engine had them, on-policy ratio 1."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from rollout.constrained import ActionGrammar
+from rollout.engines.hf import HFEngine
+from rollout.types import GenerationRequest, NoiseKey, SamplingParams, StepBatch, ragged
+from trainers.actor import Actor, ActorConfig, Reference, _Totals
+from trainers.losses import LossConfig
+from trainers.models import make_small_policy, train_tokenizer
+from trainers.ranks import start_ranks
+from trainers.scoring import distinct_pairs, micro_batches
+
+PAGES = [
+    ("search[<your query>]",),
+    ("click[buy now]", "click[< prev]", "click[red]", "click[dark red]"),
+    ("click[back to search]", "click[b07x1]", "click[b07x2]"),
+]
+MAX_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return start_ranks()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = [f"task: a dark red mug {n}\npage: {' '.join(page)}" for n in range(30) for page in PAGES]
+    return train_tokenizer(texts, 400)
+
+
+@pytest.fixture(scope="module")
+def grammar(tokenizer):
+    return ActionGrammar(tokenizer, max_tokens=MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return make_small_policy(tokenizer, hidden=32, layers=2, heads=2)
+
+
+@pytest.fixture(scope="module")
+def batch(model, tokenizer, grammar) -> StepBatch:
+    """24 rows that the engine really sampled, two of them equal, with made-up advantages."""
+    rng = np.random.default_rng(0)
+    num = 24
+    engine = HFEngine(model, tokenizer, grammar=grammar)
+    pages = [PAGES[i % 3] for i in range(num)]
+    texts = [f"task: a dark red mug {'nice ' * int(rng.integers(0, 30))}\npage: {page[-1]}" for page in pages]
+    texts[3] = texts[0]
+    requests = [
+        GenerationRequest(engine.encode(text), NoiseKey(0, 0, 0 if i in (0, 3) else i, 0), page)
+        for i, (text, page) in enumerate(zip(texts, pages, strict=True))
+    ]
+    written = engine.generate(requests, SamplingParams(max_tokens=MAX_TOKENS))
+    return StepBatch(
+        prompt_ids=ragged([r.prompt_ids for r in requests]),
+        reply_ids=ragged([g.reply_ids for g in written]),
+        rollout_log_probs=ragged([g.log_probs for g in written]),
+        admissible=ragged(pages),
+        group_id=np.zeros(num, np.int64),
+        episode_id=np.arange(num),
+        anchor_id=np.zeros(num, np.int64),
+        step_index=np.zeros(num, np.int32),
+        goal_index=np.zeros(num, np.int32),
+        reward=np.zeros(num, np.float32),
+        episode_return=np.zeros(num, np.float32),
+        episode_length=np.ones(num, np.int32),
+        format_valid=np.ones(num, bool),
+        action_possible=np.ones(num, bool),
+        won=np.zeros(num, bool),
+        truncated=np.zeros(num, bool),
+        task_score=np.zeros(num, np.float32),
+        row_weight=np.ones(num, np.float32),
+        advantage=rng.normal(size=num).astype(np.float32),
+    )
+
+
+@pytest.fixture
+def make_actor(model, ranks, tokenizer, grammar):
+    def make(**changes) -> Actor:
+        fields = {"lr": 1e-3, "mini_batch_size": 1000, "micro_batch_size": 8, "log_prob_micro_batch_size": 8}
+        config = ActorConfig(**(fields | changes))
+        return Actor(
+            copy.deepcopy(model).requires_grad_(True), ranks, config, pad_id=tokenizer.pad_token_id, grammar=grammar
+        )
+
+    return make
+
+
+@pytest.fixture
+def reference(model, ranks, tokenizer, grammar) -> Reference:
+    other = make_small_policy(tokenizer, hidden=32, layers=2, heads=2, seed=1)
+    return Reference(
+        other, ranks, pad_id=tokenizer.pad_token_id, temperature=1.0, grammar=grammar, max_rows=8, max_tokens=4096
+    )
+
+
+def gradients(actor: Actor, rows: StepBatch) -> dict[str, torch.Tensor]:
+    actor.accumulate_gradients(rows, _Totals())
+    found = {}
+    for name, parameter in actor.scorer.named_parameters():
+        grad = parameter.grad
+        found[name] = (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
+    return found
+
+
+def test_the_engine_and_the_trainer_speak_of_one_distribution(make_actor, batch):
+    found = make_actor().log_probs(batch)
+    for got, expected in zip(found, batch.rollout_log_probs, strict=True):
+        assert got == pytest.approx(expected, abs=2e-5)
+    assert any((np.asarray(row) < -0.1).any() for row in found)
+
+
+def test_log_probs_do_not_depend_on_micro_batches_or_order(make_actor, batch):
+    expected = make_actor(log_prob_micro_batch_size=1).log_probs(batch)
+    order = np.random.default_rng(1).permutation(len(batch))
+    got = make_actor(log_prob_micro_batch_size=7, max_tokens=300).log_probs(batch.select(order))
+    for row, number in zip(got, order, strict=True):
+        assert row == pytest.approx(expected[number], abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_gradients_do_not_depend_on_the_size_of_micro_batches(make_actor, reference, batch, mode):
+    rows = reference.with_log_probs(batch)
+    loss = LossConfig(loss_agg_mode=mode, entropy_coeff=0.1, kl_loss_coef=0.5)
+    expected = gradients(make_actor(micro_batch_size=1, loss=loss), rows)
+    assert max(float(grad.abs().max()) for grad in expected.values()) > 1e-3
+    for size, tokens in ((24, 100_000), (5, 200)):
+        got = gradients(make_actor(micro_batch_size=size, max_tokens=tokens, loss=loss), rows)
+        for name, grad in got.items():
+            assert torch.allclose(grad, expected[name], atol=1e-6, rtol=1e-5), name
+
+
+def test_the_gradient_is_that_of_the_formula(make_actor, batch, model, tokenizer):
+    """Against autograd on the plain loss, row by row, without packing, sharing or masks rebuilt in bulk."""
+    rows = batch.select(np.arange(len(batch)) % 3 == 1)
+    actor = make_actor(loss=LossConfig(use_kl_loss=False, entropy_coeff=0.0))
+    got = gradients(actor, rows)
+    plain = copy.deepcopy(model).requires_grad_(True)
+    total, count = torch.zeros(()), sum(len(reply) for reply in rows.reply_ids)
+    for prompt, reply, page, advantage in zip(
+        rows.prompt_ids, rows.reply_ids, rows.admissible, rows.advantage, strict=True
+    ):
+        ids = torch.from_numpy(np.concatenate([prompt, reply]).astype(np.int64))
+        logits = plain(ids[None]).logits[0, len(prompt) - 1 : -1]
+        mask = torch.from_numpy(actor.collate.grammar.allowed_mask(page, reply, logits.shape[-1]))
+        log_probs = logits.masked_fill(~mask, float("-inf")).log_softmax(-1)
+        chosen = log_probs[torch.arange(len(reply)), torch.from_numpy(reply.astype(np.int64))]
+        total = total - float(advantage) * (chosen - chosen.detach()).exp().sum() / count
+    total.backward()
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(got[f"policy.{name}"], parameter.grad, atol=1e-6), name
+
+
+def test_padding_rows_change_no_gradient(make_actor, reference, batch):
+    rows = reference.with_log_probs(batch)
+    padded = rows.select(np.r_[np.arange(len(rows)), [2, 5, 7]])
+    padded.row_weight[-3:] = 0
+    padded.advantage[-3:] = 100.0
+    expected, got = gradients(make_actor(), rows), gradients(make_actor(), padded)
+    for name, grad in got.items():
+        assert torch.allclose(grad, expected[name], atol=1e-7), name
+
+
+def test_one_step_needs_no_pass_for_old_log_probs_and_gives_the_same_numbers(make_actor, reference, batch):
+    rows = reference.with_log_probs(batch)
+    short, long = make_actor(), make_actor()
+    assert short.with_old_log_probs(rows).old_log_probs is None
+    with_old = rows.select(np.arange(len(rows)))
+    with_old.old_log_probs = long.log_probs(rows)
+    first, second = short.update(rows), long.update(with_old)
+    assert first["actor/ratio_max"] == 1.0
+    assert first["actor/loss"] == pytest.approx(second["actor/loss"], abs=1e-6)
+    for name, tensor in short.full_state_dict().items():
+        assert torch.allclose(tensor, long.full_state_dict()[name], atol=1e-6), name
+
+
+def test_mini_batches_are_optimizer_steps_and_the_first_is_on_policy(make_actor, reference, batch):
+    actor = make_actor(mini_batch_size=10, epochs=2)
+    rows = actor.with_old_log_probs(reference.with_log_probs(batch))
+    assert rows.old_log_probs is not None
+    metrics = actor.update(rows, seed=0, update=3)
+    assert metrics["actor/optimizer_steps"] == 6  # 10 + 10 + 4 rows, twice
+    assert metrics["actor/ratio_max"] > 1.0
+    assert metrics["actor/skipped_steps"] == 0
+
+
+def test_learning_makes_the_rewarded_reply_likelier(make_actor, batch):
+    actor = make_actor(loss=LossConfig(use_kl_loss=False, entropy_coeff=0.0))
+    rows = batch.select(np.array([1, 4]))
+    rows.advantage = np.float32([1.0, -1.0])
+    before = [float(np.sum(row)) for row in actor.log_probs(rows)]
+    for _ in range(5):
+        actor.update(rows)
+    after = [float(np.sum(row)) for row in actor.log_probs(rows)]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_actor, batch):
+    actor = make_actor(loss=LossConfig(use_kl_loss=False))
+    before = {name: tensor.clone() for name, tensor in actor.full_state_dict().items()}
+    rows = batch.select(np.arange(4))
+    rows.advantage = np.float32([1.0, np.nan, 1.0, 1.0])
+    assert actor.update(rows)["actor/skipped_steps"] == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in actor.full_state_dict().items())
+
+
+def test_equal_rows_are_computed_once(batch):
+    pairs = distinct_pairs(batch)
+    assert len(pairs) == len(batch) - 1
+    assert pairs.of_row[3] == pairs.of_row[0]
+
+
+def test_micro_batches_hold_every_row_once_within_both_limits():
+    lengths = np.random.default_rng(0).integers(10, 200, 100)
+    found = micro_batches(lengths, max_rows=8, max_tokens=600)
+    assert sorted(np.concatenate(found).tolist()) == list(range(100))
+    for part in found:
+        assert len(part) <= 8
+        assert len(part) * lengths[part].max() <= 600
+        assert lengths[part].min() >= 0.75 * lengths[part].max()
+    assert [len(part) for part in micro_batches(np.array([1000]), max_rows=8, max_tokens=600)] == [1]
