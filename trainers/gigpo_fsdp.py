@@ -32,7 +32,14 @@ from trainers.checkpoint import (
     save_checkpoint,
 )
 from trainers.display import RunLog, draw_curve
-from trainers.evaluation import Evaluation, collect_over_ranks, evaluate, paired_differences, save_evaluation
+from trainers.evaluation import (
+    Evaluation,
+    collect_over_ranks,
+    evaluate,
+    load_evaluation,
+    paired_differences,
+    save_evaluation,
+)
 from trainers.files import write_atomically
 from trainers.losses import LossConfig
 from trainers.models import load_model, load_tokenizer, refuse_other_prompts
@@ -70,13 +77,13 @@ class Run:
     validation_goals: np.ndarray
 
 
-def train(run: Run) -> Evaluation:
-    """The algorithm, one update a pass; returns the last validation."""
+def train(run: Run) -> Evaluation | None:
+    """The algorithm, one update a pass; returns the validation after the last one, None where validations are off."""
     settings, log, state = run.settings, run.log, run.state
     sampling = rollout_sampling(settings)
     if state.updates_done == 0 and settings.trainer.val_before_train:
         state.first_evaluation = asdict(validate(run))
-    last = None
+    validates, last = settings.trainer.test_freq > 0, None
     for update in range(state.updates_done, settings.trainer.total_updates):
         with log.phase("collect", update):
             batch = collect_over_ranks(
@@ -102,11 +109,11 @@ def train(run: Run) -> Evaluation:
         state.updates_done = update + 1
         log.log(state.updates_done, batch_statistics(batch) | metrics)
         is_last = state.updates_done == settings.trainer.total_updates
-        if is_last or is_due(state.updates_done, settings.trainer.test_freq):
+        if validates and (is_last or is_due(state.updates_done, settings.trainer.test_freq)):
             last = validate(run)
         if is_last or is_due(state.updates_done, settings.trainer.save_freq):
             save(run)
-    return last or validate(run)
+    return last or (last_validation(run) if validates else None)
 
 
 def is_due(updates_done: int, frequency: int) -> bool:
@@ -134,9 +141,20 @@ def validate(run: Run) -> Evaluation:
         )
     run.log.log(done, evaluation.metrics())
     if run.ranks.is_first:
-        save_evaluation(evaluation, run.directory / "validations" / f"update_{done:06d}.json")
+        save_evaluation(evaluation, validation_file(run))
         draw_curve(run.directory / "metrics.jsonl", run.directory / "curve.png")
     return evaluation
+
+
+def last_validation(run: Run) -> Evaluation:
+    """The validation of a run that had nothing left to do when it was resumed."""
+    saved = validation_file(run)
+    return load_evaluation(saved) if saved.is_file() else validate(run)
+
+
+def validation_file(run: Run) -> Path:
+    """Where the results of each goal lie for the updates done so far."""
+    return run.directory / "validations" / f"update_{run.state.updates_done:06d}.json"
 
 
 def save(run: Run) -> Path:
@@ -333,14 +351,14 @@ def run_directory(settings: Settings) -> Path:
     return path
 
 
-def report(run: Run, last: Evaluation) -> None:
+def report(run: Run, last: Evaluation | None) -> None:
     """The last words: what was reached, how sure that is, and where everything lies."""
     say = run.log.say
     first = Evaluation(**run.state.first_evaluation) if run.state.first_evaluation else None
     for name, evaluation in (("before", first), ("after", last)):
         if evaluation is not None:
             say(f"{name:6} success {evaluation.success}  score {evaluation.score}")
-    if first is not None:
+    if first is not None and last is not None:
         for name, difference in paired_differences(first, last).items():
             say(f"paired difference of {name}: {difference}")
     directory = run.directory

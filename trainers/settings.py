@@ -227,7 +227,7 @@ class ActorRolloutRefSettings:
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
     total_updates: int = setting(150, "updates of the whole run", at_least=0)
-    test_freq: int = setting(5, "updates between validations; 0 or less validates at the end only")
+    test_freq: int = setting(5, "updates between validations, the last update included; 0 or less is none")
     save_freq: int = setting(10, "updates between checkpoints; 0 or less saves at the end only")
     val_before_train: bool = setting(True, "validate before the first update")
     logger: tuple[str, ...] = setting(("console", "tensorboard"), "where metrics go, besides metrics.jsonl")

@@ -69,7 +69,7 @@ def words(policy: Path, run: Path) -> list[str]:
         f"trainer.output_dir={run}",
         f"trainer.total_updates={UPDATES}",
         "trainer.save_freq=1",
-        "trainer.test_freq=0",
+        "trainer.test_freq=100",
         "data.train_batch_size=4",
         "data.val_batch_size=6",
         "env.rollout.n=4",

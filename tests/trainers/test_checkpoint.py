@@ -1,0 +1,133 @@
+"""Checkpoints: found, kept, refused; and the step after loading equals the step without it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from rollout.types import StepBatch, ragged
+from trainers.actor import Actor, ActorConfig
+from trainers.checkpoint import (
+    CheckpointError,
+    RunState,
+    find_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_state,
+    save_checkpoint,
+)
+from trainers.losses import LossConfig
+from trainers.models import load_model, make_small_policy, train_tokenizer
+from trainers.ranks import start_ranks
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["click[buy now] search[red mug]"] * 5, 300)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return make_small_policy(tokenizer, hidden=16, layers=1, heads=2)
+
+
+def new_actor(model) -> Actor:
+    config = ActorConfig(lr=1e-2, loss=LossConfig(use_kl_loss=False))
+    return Actor(copy.deepcopy(model).requires_grad_(True), start_ranks(), config, pad_id=0)
+
+
+def rows(seed: int) -> StepBatch:
+    rng = np.random.default_rng(seed)
+    num = 4
+    zeros, ones = np.zeros(num, np.float32), np.ones(num, bool)
+    return StepBatch(
+        prompt_ids=ragged([rng.integers(2, 200, 5).astype(np.int32) for _ in range(num)]),
+        reply_ids=ragged([rng.integers(2, 200, 3).astype(np.int32) for _ in range(num)]),
+        rollout_log_probs=ragged([np.zeros(3, np.float32)] * num),
+        admissible=ragged([None] * num),
+        group_id=np.zeros(num, np.int64),
+        episode_id=np.arange(num),
+        anchor_id=np.zeros(num, np.int64),
+        step_index=np.zeros(num, np.int32),
+        goal_index=np.zeros(num, np.int32),
+        reward=zeros,
+        episode_return=zeros,
+        episode_length=np.ones(num, np.int32),
+        format_valid=ones,
+        action_possible=ones,
+        won=ones,
+        truncated=ones,
+        task_score=zeros,
+        row_weight=np.ones(num, np.float32),
+        advantage=rng.normal(size=num).astype(np.float32),
+    )
+
+
+def save(run_dir, actor, tokenizer, updates_done: int, **fields):
+    state = RunState(updates_done=updates_done, **fields)
+    return save_checkpoint(run_dir, actor, state, tokenizer=tokenizer, made={})
+
+
+def test_the_step_after_loading_equals_the_step_without(model, tokenizer, tmp_path):
+    actor = new_actor(model)
+    actor.update(rows(0))
+    actor.update(rows(1))
+    checkpoint = save(tmp_path, actor, tokenizer, 2)
+    actor.update(rows(2))
+
+    resumed = new_actor(model)
+    resumed.load_full_state_dict(load_weights(checkpoint))
+    load_optimizer(checkpoint, resumed)
+    resumed.update(rows(2))
+    expected = actor.full_state_dict()
+    for name, tensor in resumed.full_state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+    without_moments = new_actor(model)
+    without_moments.load_full_state_dict(load_weights(checkpoint))
+    without_moments.update(rows(2))
+    assert not all(torch.equal(t, expected[n]) for n, t in without_moments.full_state_dict().items())
+
+
+def test_the_policy_inside_is_a_hugging_face_directory_with_the_same_weights(model, tokenizer, tmp_path):
+    actor = new_actor(model)
+    checkpoint = save(tmp_path, actor, tokenizer, 1)
+    loaded = load_model(str(checkpoint / "policy"))
+    for name, tensor in actor.full_state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_the_latest_is_found_and_the_last_two_are_kept(model, tokenizer, tmp_path):
+    assert find_checkpoint(tmp_path) is None
+    actor = new_actor(model)
+    for number in (1, 2, 10):
+        save(tmp_path, actor, tokenizer, number)
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["update_000002", "update_000010"]
+    latest = tmp_path / "checkpoints" / "update_000010"
+    for place in (tmp_path, tmp_path / "checkpoints", latest):
+        assert find_checkpoint(place) == latest
+
+
+def test_a_half_written_checkpoint_is_never_taken(model, tokenizer, tmp_path):
+    whole = save(tmp_path, new_actor(model), tokenizer, 1)
+    (tmp_path / "checkpoints" / "update_000002" / "policy").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".update_000003-abc").mkdir()
+    assert find_checkpoint(tmp_path) == whole
+    with pytest.raises(CheckpointError, match="does not exist"):
+        find_checkpoint(tmp_path / "nothing")
+
+
+def test_state_comes_back_and_other_prompts_are_refused(model, tokenizer, tmp_path):
+    hashes = {"environment": "WebShop-v1", "prompt_template_hash": "aa"}
+    checkpoint = save(tmp_path, new_actor(model), tokenizer, 3, metrics=[{"update": 1, "x": 0.1}], hashes=hashes)
+    state = read_state(checkpoint, hashes=hashes)
+    assert (state.updates_done, state.metrics) == (3, [{"update": 1, "x": 0.1}])
+    with pytest.raises(CheckpointError, match="prompt template hash aa, this run has bb"):
+        read_state(checkpoint, hashes=hashes | {"prompt_template_hash": "bb"})
+    (checkpoint / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_state(checkpoint, hashes=hashes)

@@ -1,0 +1,86 @@
+"""Imitation: the oracle seen through the manager's prompts, and a policy that learns from it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from trainers.models import load_model, load_tokenizer, refuse_other_prompts
+from trainers.settings import SettingsError, resolve
+from trainers.sft import SftSettings, demonstrate, learning_rate_share, main, run
+from trainers.worlds import make_manager, open_world
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return resolve(["out=unused"], SftSettings)[0]
+
+
+@pytest.fixture(scope="module")
+def shop(settings):
+    return open_world(settings.env)
+
+
+def test_the_oracle_wins_through_the_manager_and_its_actions_are_admissible(settings, shop):
+    manager = make_manager(settings.env, settings.data, 8, count_tokens=None)
+    shown = demonstrate(manager, shop, shop.split("train")[:20])
+    assert (shown.num_episodes, shown.num_won) == (20, 20)
+    assert shown.prompts[0].startswith("task: ")
+    for possible, action in zip(shown.admissible, shown.actions, strict=True):
+        assert action in possible or action.startswith("search[")
+
+
+def test_noise_shows_the_way_back_and_belongs_to_the_seed(settings, shop):
+    manager = make_manager(settings.env, settings.data, 8, count_tokens=None)
+    goals = shop.split("train")[:8]
+    plain = demonstrate(manager, shop, goals)
+    noisy = demonstrate(manager, shop, goals, noise=0.4, seed=1)
+    assert len(noisy.actions) > len(plain.actions)
+    assert "click[< prev]" in noisy.actions
+    assert noisy.actions == demonstrate(manager, shop, goals, noise=0.4, seed=1).actions
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth():
+    shares = [learning_rate_share(step, 100, 0.1) for step in range(100)]
+    assert shares[0] == pytest.approx(0.1)
+    assert max(shares) == 1.0
+    assert int(np.argmax(shares)) in (9, 10)
+    assert shares[-1] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_a_policy_is_made_from_nothing_with_its_provenance(tmp_path, capsys):
+    words = [
+        f"out={tmp_path / 'p'}",
+        "goals=24",
+        "epochs=4",
+        "hidden=32",
+        "layers=1",
+        "heads=2",
+        "vocab_size=800",
+        "eval_goals=4",
+        "device=cpu",
+        "batch_rows=16",
+        "lr=0.01",
+    ]
+    main(words)
+    made = json.loads((tmp_path / "p" / "provenance.json").read_text())
+    assert made["environment"] == "WebShop-v1"
+    assert made["made_by"].startswith("python trainers/sft.py out=")
+    assert made["settings"]["goals"] == 24
+    assert made["figures"]["loss"] < 2.0
+    refuse_other_prompts(
+        str(tmp_path / "p"), prompt_template_hash=made["prompt_template_hash"], environment="WebShop-v1"
+    )
+    assert len(load_tokenizer(str(tmp_path / "p"))) <= 800
+    assert load_model(str(tmp_path / "p")).num_parameters() == made["num_parameters"]
+    assert "eval success" in capsys.readouterr().out
+
+    again = run(resolve([*words, f"out={tmp_path / 'q'}", "eval_goals=0"], SftSettings)[0], "again")
+    assert again["weights_hash"] == made["weights_hash"]
+
+
+def test_out_must_be_given():
+    with pytest.raises(SettingsError, match="out=DIR"):
+        main([])
