@@ -106,15 +106,29 @@ def match_type(product: Product, goal: Goal, nouns: NameNouns) -> TypeMatch:
 def same_value(wanted: str, bought: str) -> bool:
     """Whether two option values mean the same: "X-Large" and "xl", but not "10" and "10.5".
 
-    Numbers, size words and colour words with their modifiers must agree; what else there is may differ in spelling
-    only.
+    Numbers, size words and colour words with their modifiers must agree; the other words may differ in order, in
+    spelling by little, and in being joined.
     """
     if normalise(wanted) == normalise(bought):
         return True
     first, second = _value_parts(wanted), _value_parts(bought)
     if first.exact != second.exact or bool(first.rest) != bool(second.rest) or not any((*first.exact, first.rest)):
         return False
-    return first.rest == second.rest or fuzz.token_sort_ratio(first.rest, second.rest) > MIN_SIMILARITY
+    return _same_words(first.rest, second.rest)
+
+
+def _same_words(wanted: str, bought: str) -> bool:
+    """Word by word, so that "unlined curtain" is not taken for "lined curtain", however long the rest is."""
+    if wanted.replace(" ", "") == bought.replace(" ", ""):
+        return True
+    first, second = sorted(wanted.split()), sorted(bought.split())
+    return len(first) == len(second) and all(map(_same_word, first, second))
+
+
+def _same_word(wanted: str, bought: str) -> bool:
+    if wanted == bought or f"{wanted}es" == bought or wanted == f"{bought}es":
+        return True
+    return wanted[0] == bought[0] and fuzz.ratio(wanted, bought) > MIN_SIMILARITY
 
 
 @lru_cache(maxsize=1 << 16)

@@ -100,7 +100,28 @@ V1_PRICES = {  # text -> the price shown and scored, the tag, whether there is a
     "$1,299.00": (1299.0, "$1299.0", True),
     "$20 - $10": (20.0, "$20.0", True),
     "$12.99 ($1.08/Ounce)": (12.99, "$12.99", True),
+    "$12,99": (None, "unavailable", True),  # twelve or a thousand? better none than a wrong one
+    "$1.2.3": (None, "unavailable", True),
+    "$,5": (None, "unavailable", True),
+    "9" * 400: (None, "unavailable", True),
+    "$0": (0.0, "$0.0", False),
+    "US $5 to $7.50": (7.5, "$7.5", True),
+    "$": (None, "unavailable", True),
 }
+
+
+@pytest.mark.parametrize("pricing", [12.5, 7, ["$7"]])
+def test_a_price_that_is_no_text_is_read_with_a_warning(pricing):
+    odd: list[str] = []
+    prices, tag = read_pricing(pricing, "v1", lambda kind, detail: odd.append(kind))
+    assert odd == ["price"] and tag == f"${shown_price(prices)}" in ("$12.5", "$7.0")
+
+
+@pytest.mark.parametrize("pricing", [True, {"amount": 5}, float("nan"), float("inf")])
+def test_what_is_no_price_at_all_is_unavailable(pricing):
+    odd: list[str] = []
+    assert read_pricing(pricing, "v1", lambda kind, detail: odd.append(kind)) == ((), "unavailable")
+    assert odd == ["price"]
 
 
 @pytest.mark.parametrize("text", V1_PRICES)
@@ -146,6 +167,36 @@ def test_odd_rows_are_repaired_or_skipped_and_listed(tmp_path):
     assert [warning.row for warning in catalog.warnings if warning.is_skipped] == [4, 5, 6, 7, 8]
 
 
+def test_asins_that_could_not_be_clicked_are_skipped_in_v1_and_kept_in_v0(tmp_path):
+    rows = [row("B0 1"), row(" b0  1 "), row("Next >"), row("search"), row("   "), row("ß"), row("SS")]
+    catalog = load(tmp_path, rows)
+    assert list(catalog.products) == ["B0 1", "SS"]
+    assert [(w.row, w.kind) for w in catalog.warnings if w.is_skipped] == [
+        (1, "duplicate asin"), (2, "asin"), (3, "asin"), (4, "asin"), (6, "duplicate asin"),
+    ]  # fmt: skip
+    assert len(load(tmp_path, rows, version="v0").products) == 7
+
+
+def test_options_that_could_not_be_clicked_are_left_out_of_v1_and_listed(tmp_path):
+    options = {
+        "Empty": [],
+        "Null": [{"value": None}],
+        "Long": [{"value": "x" * 5000}, {"value": "short"}],
+        "Size": [{"value": "S"}],
+        "size": ["M", 7],
+    }
+    catalog = load(tmp_path, [row("B01", customization_options=options)])
+    assert catalog.products["B01"].options == {"long": ("short",), "size": ("m", "7")}
+    assert [(w.kind, w.detail.split(";")[0]) for w in catalog.warnings] == [
+        ("options", "option 'Empty' has no value"),
+        ("options", "option 'Null' has a value that is not a text"),
+        ("options", "option 'Null' has no value"),
+        ("options", "option 'Long' has a value of 5000 characters"),
+        ("options", "option 'size' comes twice"),
+    ]
+    assert load(tmp_path, [row("B01", customization_options=["S"])]).warning_counts == {"options": 1}
+
+
 def test_a_missing_or_malformed_file_is_one_line_that_names_it(tmp_path):
     with pytest.raises(CatalogError, match="no such directory"):
         load_catalog(tmp_path / "nowhere")
@@ -162,6 +213,13 @@ def test_a_missing_or_malformed_file_is_one_line_that_names_it(tmp_path):
     with pytest.raises(CatalogError, match=r"items_shuffle\.json: not JSON") as caught:
         load_catalog(tmp_path)
     assert "\n" not in str(caught.value)
+    (tmp_path / "items_shuffle.json").write_text("[" * 100_000)
+    with pytest.raises(CatalogError, match=r"items_shuffle\.json: not JSON"):
+        load_catalog(tmp_path)
+    (tmp_path / "items_shuffle.json").unlink()
+    (tmp_path / "items_shuffle.json").mkdir()
+    with pytest.raises(CatalogError, match=r"items_shuffle\.json: cannot be read"):
+        load_catalog(tmp_path)
 
 
 def test_the_published_file_loads_whole(reference_dir):

@@ -141,6 +141,12 @@ VALUES_THAT_DIFFER = [
     ("8 inch", "8 pack"),
     ("10", "10 wide"),
     ("😀", "😁"),
+    ("lined blackout curtain", "unlined blackout curtain"),
+    ("regular fit jeans", "irregular fit jeans"),
+    ("left handed golf club", "right handed golf club"),
+    ("with lid", "without lid"),
+    ("women 8 | men 6", "women 6 | men 8"),
+    ("12 ounce", "12 pound"),
 ]
 
 
@@ -158,6 +164,10 @@ def test_v1_tells_values_apart(wanted: str, bought: str):
         ("s", "Small"),
         ("grey", "gray"),
         ("12 months", "12 month"),
+        ("10 inches", "10 inch"),
+        ("men's 9", "mens 9"),
+        ("heavy duty", "heavyduty"),
+        ("cotton, striped", "striped cotton"),
         ("s | m", "S/M"),
         ("4 Ounce  (Pack of 1)", "4 ounce (pack of 1)"),
         ("😀", "😀"),

@@ -62,7 +62,7 @@ def test_goals_are_found_by_index_and_id(data_dir: Path):
     for index, goal in enumerate(shop.goals):
         assert shop.goal_by_id(goal.goal_id) is goal
         assert shop.goal_at(index) is shop.goal_at(np.int64(index)) is goal
-    for bad in (9, -1, np.int32(9), True, 1.0, "1", None):
+    for bad in (9, -1, np.int32(9), True, np.True_, 1.0, np.float64(1), "1", None, int, np.array([1, 2])):
         with pytest.raises(ShopGymError, match="goal_index must be"):
             shop.goal_at(bad)
     with pytest.raises(ShopGymError, match="no goal has goal_id 'abc'"):
