@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 
-from webshop_env.conformance import main, replay
+from webshop_env.conformance import _CHECKS, main, read_records, replay
 
 
 def test_v0_replays_every_recording_of_the_original(reference_dir):
@@ -12,6 +12,13 @@ def test_v0_replays_every_recording_of_the_original(reference_dir):
     assert report.num_records["sessions"] > 1500 and report.num_records["human sessions"] > 30
     assert report.num_records["search"] > 100 and report.num_records["reward"] > 900
     assert report.differences == []
+    # Nothing is sampled and nothing left out: every file was replayed, and of those with one kind of record, every line.
+    names = {path.name.removesuffix(".jsonl.gz") for path in (reference_dir / "golden").glob("*.jsonl.gz")}
+    assert names == set(_CHECKS) and report.skipped == []
+    for name in ("goals", "prices", "search", "doc_tokens", "reward", "projection"):
+        assert report.num_records[name] == len(read_records(reference_dir / "golden" / f"{name}.jsonl.gz"))
+    sessions = read_records(reference_dir / "golden" / "sessions.jsonl.gz")
+    assert report.num_records["sessions"] == sum(1 + len(session["steps"]) for session in sessions)
 
 
 def test_a_changed_recording_is_noticed_and_shown(reference_dir, tmp_path, capsys):
