@@ -12,7 +12,7 @@ def test_v0_replays_every_recording_of_the_original(reference_dir):
     assert report.num_records["sessions"] > 1500 and report.num_records["human sessions"] > 30
     assert report.num_records["search"] > 100 and report.num_records["reward"] > 900
     assert report.differences == []
-    # Nothing is sampled and nothing left out: every file was replayed, and of those with one kind of record, every line.
+    # Nothing is sampled or left out: every file was replayed, and of those with one kind of record, every line.
     names = {path.name.removesuffix(".jsonl.gz") for path in (reference_dir / "golden").glob("*.jsonl.gz")}
     assert names == set(_CHECKS) and report.skipped == []
     for name in ("goals", "prices", "search", "doc_tokens", "reward", "projection"):

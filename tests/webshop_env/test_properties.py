@@ -29,7 +29,7 @@ from webshop_env.types import Session
 
 NUM_WALKS = 2000 if os.environ.get("CI") == "true" else 200
 NUM_STEPS = 10
-MAX_TRIED_A_PAGE = 8
+MAX_TRIED_A_PAGE = 5
 
 WORDS = ["mug", "red", "blue", "large", "café", "x-large", "pack of 2", "lamp"]
 BUTTONS = ["Buy Now", "Search", "Description", "Features", "Reviews", "Attributes", "< Prev", "Next >",
