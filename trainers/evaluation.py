@@ -12,6 +12,11 @@ Dimension: N goals.
 
 from __future__ import annotations
 
+import os
+
+if __name__ == "__main__":  # before torch: threads that wait by spinning starve each other on busy cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import json
 import math
 from dataclasses import asdict, dataclass

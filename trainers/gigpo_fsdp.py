@@ -10,6 +10,10 @@ python trainers/gigpo_fsdp.py --explain [key=value ...]        every setting, it
 from __future__ import annotations
 
 import os
+
+if __name__ == "__main__":  # before torch: threads that wait by spinning starve each other on busy cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -11,6 +11,11 @@ and beside them how they were made (`provenance.json`).
 
 from __future__ import annotations
 
+import os
+
+if __name__ == "__main__":  # before torch: threads that wait by spinning starve each other on busy cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import json
 import math
 import random
