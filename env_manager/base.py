@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -148,6 +149,11 @@ class EnvManager:
         """How many of them were cut to fit."""
         self.prompt_seconds = 0.0
         """Time spent on them, in seconds."""
+
+    @property
+    def prompt_hash(self) -> str:
+        """Names how prompts are made, template and views together; what a policy was trained on must be the same."""
+        return hashlib.sha256(f"{self.template.digest} {self.spec.view_version}".encode()).hexdigest()
 
     def reset(self, goal_indexes: Sequence[int]) -> Observations:
         """Begins one episode per given goal.

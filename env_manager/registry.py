@@ -41,6 +41,8 @@ class EnvSpec:
     """Its pages as templates show them that want the whole text."""
     compact_view: View | None = None
     """Its pages in short, for small models; None: the full ones serve."""
+    view_version: str = "1"
+    """Changes whenever a view shows the same page otherwise: policies that were made for other prompts are refused."""
     template: str = "no_think"
     """Template used when the settings name none."""
     won: SuccessRule = won_by_info
@@ -79,6 +81,7 @@ for _version in ("v0", "v1"):
             env_id=f"webshop_env:WebShop-{_version}",
             full_view=webshop.full_view,
             compact_view=webshop.compact_view,
+            view_version=webshop.VIEW_VERSION,
             template="think",
             goal_option="goal_index",
             max_steps_kwarg="max_steps",

@@ -7,6 +7,8 @@ from typing import Any
 
 from env_manager.types import PageView
 
+VIEW_VERSION = "1"
+"""Raise it with every change of what the views below show; a test holds the pages of version 1 fast."""
 SEPARATOR = " [SEP] "
 TITLE_WORDS_IN_RESULTS = 8
 TITLE_WORDS_ON_ITEM = 16

@@ -223,14 +223,11 @@ def run(settings: EvaluationSettings) -> Evaluation:
     """Evaluates one policy in this process."""
     import torch
 
-    from env_manager.prompts import load_template
     from rollout.engines.hf import HFEngine
     from trainers.models import load_model, load_tokenizer, refuse_other_prompts
     from trainers.ranks import start_ranks
     from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world
 
-    template = load_template(settings.env.prompt)
-    refuse_other_prompts(settings.model, prompt_template_hash=template.digest, environment=settings.env.env_name)
     shop = open_world(settings.env)
     device = "cuda" if settings.device == "auto" and torch.cuda.is_available() else settings.device
     tokenizer = load_tokenizer(settings.model)
@@ -246,6 +243,7 @@ def run(settings: EvaluationSettings) -> Evaluation:
     manager = make_manager(
         settings.env, settings.data, min(settings.num_envs, len(goals)), count_tokens=engine.count_tokens
     )
+    refuse_other_prompts(settings.model, prompt_template_hash=manager.prompt_hash, environment=settings.env.env_name)
     return evaluate(
         TrajectoryCollector(manager, CollectorConfig(constrained=settings.constrained)),
         engine,

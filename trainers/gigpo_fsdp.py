@@ -204,7 +204,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     validation_manager = make_manager(settings.env, settings.data, validation_envs, count_tokens=engine.count_tokens)
     hashes = {
         "environment": settings.env.env_name,
-        "prompt_template_hash": manager.template.digest,
+        "prompt_template_hash": manager.prompt_hash,
         "catalogue_hash": shop.catalogue_hash,
     }
     refuse_other_prompts(

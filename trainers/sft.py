@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import torch
 
@@ -57,6 +56,8 @@ if TYPE_CHECKING:
 
 # Dimensions: N rows (oracle steps), B slots of the manager.
 
+BUY = "click[buy now]"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SftSettings:
@@ -68,6 +69,13 @@ class SftSettings:
     episodes_per_goal: int = setting(1, "times that each goal is played; more than 1 needs noise", at_least=1)
     noise: float = setting(
         0.0, "share of steps at which a random action is played, so that recovery is seen", at_least=0, at_most=0.9
+    )
+    haste: float = setting(
+        0.0,
+        "share of item pages at which the demonstrator buys before all options are chosen, so that reward has "
+        "something left to teach",
+        at_least=0,
+        at_most=0.9,
     )
     epochs: float = setting(3.0, "passes over the rows", above=0)
     batch_rows: int = setting(64, "rows of an optimizer step", at_least=1)
@@ -105,24 +113,8 @@ class Demonstrations:
     num_won: int = 0
 
 
-class _Eavesdropper(gymnasium.vector.VectorWrapper):
-    """Keeps the last observations and infos: the oracle reads the page itself, not the prompt."""
-
-    def reset(self, **kwargs: Any) -> Any:
-        self.observations, self.infos = self.env.reset(**kwargs)
-        return self.observations, self.infos
-
-    def step(self, actions: Any) -> Any:
-        self.observations, rewards, terminations, truncations, self.infos = self.env.step(actions)
-        return self.observations, rewards, terminations, truncations, self.infos
-
-    def page(self, slot: int) -> tuple[str, dict[str, Any]]:
-        """Observation and info of one slot."""
-        return self.observations[slot], {k: v[slot] for k, v in self.infos.items() if not k.startswith("_")}
-
-
 def demonstrate(
-    manager: EnvManager, shop: Shop, goals: np.ndarray, *, noise: float = 0.0, seed: int = 0
+    manager: EnvManager, shop: Shop, goals: np.ndarray, *, noise: float = 0.0, haste: float = 0.0, seed: int = 0
 ) -> Demonstrations:
     """Plays the oracle through a manager.
 
@@ -132,39 +124,39 @@ def demonstrate(
         goals: int [E], one episode each, in any number.
         noise: Share of steps at which something else than the oracle's action is played. What is recorded is the
             oracle's action all the same, so that the way back is learnt too.
-        seed: Of the noise; each episode has its own generator.
+        haste: Share of item pages at which the demonstrator buys although the oracle would still choose an option.
+            That purchase is what is recorded: a habit that only reward can tell from a good one.
+        seed: Of noise and haste; each episode has its own generator.
     """
     oracle = OraclePolicy(shop)
-    listener = _Eavesdropper(manager.vector_env)
-    manager.vector_env = listener
     shown = Demonstrations([], [], [])
-    try:
-        for start in range(0, len(goals), manager.num_envs):
-            chosen = [int(goal) for goal in goals[start : start + manager.num_envs]]
-            generators = [random.Random(f"{seed} {start + slot}") for slot in range(len(chosen))]
-            observations = manager.reset(chosen)
-            while observations.is_live.any():
-                slots = [int(slot) for slot in np.flatnonzero(observations.is_live)]
-                replies = []
-                for slot in slots:
-                    action, possible = oracle.act(*listener.page(slot)), observations.admissible[slot]
-                    shown.prompts.append(observations.prompts[slot])
-                    shown.admissible.append(possible)
-                    shown.actions.append(action)
-                    others = [a for a in possible if a not in (action, SEARCH, "click[buy now]")]
-                    if others and generators[slot].random() < noise:
-                        action = generators[slot].choice(others)
-                    replies.append(
-                        f"<think>{action}</think><action>{action}</action>"
-                        if manager.template.thinks
-                        else f"<action>{action}</action>"
-                    )
-                result = manager.step(replies, slots)
-                shown.num_won += int(result.won.sum())
-                observations = result.observations
-            shown.num_episodes += len(chosen)
-    finally:
-        manager.vector_env = listener.env
+    for start in range(0, len(goals), manager.num_envs):
+        chosen = [int(goal) for goal in goals[start : start + manager.num_envs]]
+        generators = [random.Random(f"{seed} {start + slot}") for slot in range(len(chosen))]
+        observations = manager.reset(chosen)
+        while observations.is_live.any():
+            slots = [int(slot) for slot in np.flatnonzero(observations.is_live)]
+            replies = []
+            for slot in slots:
+                action, possible = oracle.act(*manager.page(slot)), observations.admissible[slot]
+                is_choosing = manager.page(slot)[1]["page_kind"] == "item" and action != BUY
+                if haste and is_choosing and BUY in possible and generators[slot].random() < haste:
+                    action = BUY
+                shown.prompts.append(observations.prompts[slot])
+                shown.admissible.append(possible)
+                shown.actions.append(action)
+                others = [a for a in possible if a not in (action, SEARCH, BUY)]
+                if others and generators[slot].random() < noise:
+                    action = generators[slot].choice(others)
+                replies.append(
+                    f"<think>{action}</think><action>{action}</action>"
+                    if manager.template.thinks
+                    else f"<action>{action}</action>"
+                )
+            result = manager.step(replies, slots)
+            shown.num_won += int(result.won.sum())
+            observations = result.observations
+        shown.num_episodes += len(chosen)
     return shown
 
 
@@ -270,7 +262,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     engine = HFEngine(model, tokenizer, grammar=grammar, copy_model=False)
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
     began = time.perf_counter()
-    shown = demonstrate(manager, shop, goals, noise=settings.noise, seed=settings.seed)
+    shown = demonstrate(manager, shop, goals, noise=settings.noise, haste=settings.haste, seed=settings.seed)
     rows, num_too_long = encode(shown, engine, grammar)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
@@ -287,7 +279,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
         "settings": flatten(settings),
         "environment": settings.env.env_name,
         "prompt_template": settings.env.prompt,
-        "prompt_template_hash": manager.template.digest,
+        "prompt_template_hash": manager.prompt_hash,
         "catalogue_hash": shop.catalogue_hash,
         "num_parameters": num_parameters,
         "num_rows": len(rows),
@@ -311,7 +303,9 @@ def _tokenizer(settings: SftSettings, shop: Shop, goals: np.ndarray, num_envs: i
     if settings.init or settings.tokenizer:
         return load_tokenizer(str(settings.init or settings.tokenizer))
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=None)
-    shown = demonstrate(manager, shop, goals[: len(shop.split("train"))], noise=settings.noise, seed=settings.seed)
+    shown = demonstrate(
+        manager, shop, goals[: len(shop.split("train"))], noise=settings.noise, haste=settings.haste, seed=settings.seed
+    )
     replies = (f"<action>{action}</action>" for action in shown.actions)
     return train_tokenizer([*shown.prompts, *replies], settings.vocab_size)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
-from env_manager.webshop import compact_view, full_view
+from env_manager.webshop import VIEW_VERSION, compact_view, full_view
 
 TASK = "Find me a red mug, and price lower than 50.00 dollars"
 BUTTONS = ("back to search", "< prev", "description", "features", "reviews", "buy now")
@@ -99,3 +100,15 @@ def test_start_and_sub_pages_in_short() -> None:
     words = " ".join(f"w{n}" for n in range(40))
     sub = compact_view(page("Back to Search", "< Prev", words), info("sub_page", "back to search", "< prev"))
     assert sub.pieces == ("sub page", " ".join(f"w{n}" for n in range(24)), "< prev", "back to search")
+
+
+def test_what_views_show_belongs_to_their_version() -> None:
+    # Policies are made for prompts. When this fails on purpose: raise VIEW_VERSION, add its hash, remake the policy.
+    shown = [
+        repr((view.task, view.anchor, view.pieces, view.joiner))
+        for view in (
+            look(*seen) for look in (full_view, compact_view) for seen in ((RESULTS, RESULTS_INFO), (ITEM, ITEM_INFO))
+        )
+    ]
+    known = {"1": "505110a431251a42"}
+    assert hashlib.sha256("".join(shown).encode()).hexdigest()[:16] == known[VIEW_VERSION]

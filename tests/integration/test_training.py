@@ -57,7 +57,7 @@ def policy(tmp_path_factory) -> Path:
     tokenizer = train_tokenizer([*prompts, *pages.prompts, *(a for row in pages.admissible for a in row)], 900)
     model = make_small_policy(tokenizer, hidden=32, layers=2, heads=2)
     target = tmp_path_factory.mktemp("policy") / "small"
-    made = {"environment": "WebShop-v1", "prompt_template_hash": manager.template.digest}
+    made = {"environment": "WebShop-v1", "prompt_template_hash": manager.prompt_hash}
     save_policy(target, config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made=made)
     return target
 
