@@ -25,7 +25,7 @@ def main() -> None:
     while not is_over:
         action = policy.act(observation, info)
         observation, reward, terminated, truncated, info = env.step(action)
-        print(f"{action}\n    {observation[:160]}")
+        print(f"{action} (reward {reward:g})\n    {observation[:160]}")
         is_over = terminated or truncated
     print(f"score {info['task_score']:.3f}, won: {info['won']}, because {info['reward_breakdown']}")
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
+
 from env_manager.base import EnvManager, Observations
 from rollout.flatten import EpisodeRecord, StepRecord, flatten
 from rollout.statistics import batch_statistics
@@ -34,7 +36,7 @@ class TrajectoryCollector:
 
     def collect(
         self,
-        goal_indexes: Sequence[int],
+        goal_indexes: Sequence[int] | np.ndarray,
         policy: Policy,
         params: SamplingParams,
         *,
@@ -152,7 +154,7 @@ class TrajectoryCollector:
             episode.task_score = float(result.task_score[s])
         return result.observations
 
-    def _check(self, goal_indexes: Sequence[int], group_size: int, first_episode: int) -> None:
+    def _check(self, goal_indexes: Sequence[int] | np.ndarray, group_size: int, first_episode: int) -> None:
         if len(goal_indexes) == 0:
             raise ShopGymError("collect needs at least one goal")
         if group_size < 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rollout.types import StepBatch, ragged
-from trainers.losses import LossConfig, row_coefficients, token_losses
+from trainers.losses import LossConfig, TokenLosses, row_coefficients, token_losses
 from trainers.ranks import Ranks
 from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, micro_batches
 
@@ -79,7 +79,8 @@ class ShardedPolicy:
         """
         self.ranks, self.max_rows, self.max_tokens = ranks, max_rows, max_tokens
         self.collate = Collator(pad_id, ranks.device, grammar)
-        self.scorer = shard(TokenScorer(model.to(ranks.device), temperature=temperature), ranks)
+        model.to(ranks.device)  # type: ignore[arg-type]  # transformers' wrapper of Module.to lost its signature
+        self.scorer = shard(TokenScorer(model, temperature=temperature), ranks)
         self.scorer.eval()
 
     @torch.no_grad()
@@ -128,7 +129,7 @@ class ShardedPolicy:
 class Reference(ShardedPolicy):
     """The frozen policy at the start of the run."""
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks, **kwargs: object) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, **kwargs: Any) -> None:
         super().__init__(model.requires_grad_(False), ranks, **kwargs)
 
     def with_log_probs(self, batch: StepBatch) -> StepBatch:
@@ -200,8 +201,7 @@ class Actor(ShardedPolicy):
     def _optimizer_step(self, rows: StepBatch, totals: _Totals) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulate_gradients(rows, totals)
-        norm = torch.nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.grad_clip)
-        norm = float(_full(norm))
+        norm = float(_full(torch.nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.grad_clip)))
         if math.isfinite(norm):
             self.optimizer.step()
             totals.grad_norms.append(norm)
@@ -242,6 +242,9 @@ class Actor(ShardedPolicy):
         coefficients: np.ndarray,
         totals: _Totals,
     ) -> torch.Tensor:
+        if rows.advantage is None:
+            raise ValueError("the loss needs advantage: fill it with with_advantages(batch, config)")
+
         def per_token(values: np.ndarray) -> torch.Tensor:
             repeated = np.repeat(values[chosen], [len(rows.reply_ids[row]) for row in chosen])
             return torch.from_numpy(repeated.astype(np.float32)).to(log_probs.device)
@@ -281,7 +284,7 @@ class _Totals:
         self.num_skipped_steps = 0
 
     def add(
-        self, losses: object, entropy: torch.Tensor, weights: torch.Tensor, to_old: torch.Tensor, gap: torch.Tensor
+        self, losses: TokenLosses, entropy: torch.Tensor, weights: torch.Tensor, to_old: torch.Tensor, gap: torch.Tensor
     ) -> None:
         kl = torch.zeros_like(weights) if losses.kl is None else losses.kl
         columns = (
@@ -304,7 +307,7 @@ class _Totals:
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         *sums, weight = ranks.sum([*self.sums, self.weight])
-        ratio, gap = ranks.max(self.largest)
+        ratio, gap = ranks.max(self.largest.tolist())
         metrics = {name: float(total / weight) for name, total in zip(self.NAMES, sums, strict=True)}
         metrics["actor/ratio_max"] = float(ratio)
         metrics["actor/engine_gap_max_nats"] = float(gap)
@@ -320,12 +323,12 @@ def shard(scorer: TokenScorer, ranks: Ranks) -> TokenScorer:
     On a GPU the layers compute in bfloat16 from float32 weights, and gradients are reduced in float32.
     """
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    options = {"mesh": ranks.mesh} | ({"mp_policy": mixed} if ranks.device.type == "cuda" else {})
+    precision = mixed if ranks.device.type == "cuda" else MixedPrecisionPolicy()
     layer_names = set(getattr(scorer.policy, "_no_split_modules", None) or ())
     for module in scorer.policy.modules():
         if type(module).__name__ in layer_names:
-            fully_shard(module, **options)
-    fully_shard(scorer, **options)
+            fully_shard(module, mesh=ranks.mesh, mp_policy=precision)
+    fully_shard(scorer, mesh=ranks.mesh, mp_policy=precision)
     return scorer
 
 

@@ -140,6 +140,8 @@ def episode_advantages(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
 
 def step_advantages(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
     """How much better it went on from a page than from the same page elsewhere in the group, float32 [N]."""
+    if batch.step_return is None:
+        raise ValueError("step advantages need step_return: with_advantages(batch, config) fills it in")
     if config.enable_similarity:
         pages = similar_pages(batch, threshold=config.similarity_thresh)
     else:

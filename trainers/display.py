@@ -108,7 +108,7 @@ class _Console:
                 self._progress.start()
 
     def show_phase(self, name: str, update: int) -> None:
-        if self._progress is not None:
+        if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=name, completed=update)
 
     def show_line(self, line: dict[str, Any]) -> None:

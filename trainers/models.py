@@ -219,7 +219,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     learner.train_from_iterator(_without_tags(texts), trainer)
     learnt = json.loads(learner.to_str())["model"]
     merges = [tuple(merge) for merge in learnt["merges"]]
-    tokenizer = Qwen2Tokenizer(vocab=learnt["vocab"], merges=merges, unk_token=EOS, eos_token=EOS, pad_token=PAD)
+    tokenizer = Qwen2Tokenizer(
+        vocab=learnt["vocab"],
+        merges=merges,  # type: ignore[arg-type]  # annotated as text, handed to BPE, which takes pairs
+        unk_token=EOS,
+        eos_token=EOS,
+        pad_token=PAD,
+    )
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ACTION_TAGS])
     return tokenizer
 

@@ -134,7 +134,7 @@ class Collator:
         self.pad_id, self.device, self.grammar = pad_id, device, grammar
         self._masks: dict[tuple[tuple[str, ...], bytes], list[np.ndarray]] = {}
 
-    def __call__(self, pairs: Pairs, chosen: Sequence[int]) -> MicroBatch:
+    def __call__(self, pairs: Pairs, chosen: Sequence[int] | np.ndarray) -> MicroBatch:
         prompts = [pairs.prompts[u] for u in chosen]
         replies = [pairs.replies[u] for u in chosen]
         longest = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
@@ -148,15 +148,17 @@ class Collator:
             self._tensor(input_ids),
             self._tensor(np.concatenate(positions)),
             self._tensor(np.concatenate(replies)),
-            self._mask(pairs, chosen) if self.grammar is not None else None,
+            self._mask(pairs, chosen),
         )
 
     def forget(self) -> None:
         """Drops the remembered masks: the rows of the next update are others."""
         self._masks.clear()
 
-    def _mask(self, pairs: Pairs, chosen: Sequence[int]) -> TokenMask:
-        allowed = [ids for u in chosen for ids in self._allowed(pairs.admissible[u], pairs.replies[u])]
+    def _mask(self, pairs: Pairs, chosen: Sequence[int] | np.ndarray) -> TokenMask | None:
+        if self.grammar is None:
+            return None
+        allowed = [ids for u in chosen for ids in self._allowed(self.grammar, pairs.admissible[u], pairs.replies[u])]
         number: dict[int, int] = {}  # by identity: the grammar hands out one array per set
         sets: list[np.ndarray] = []
         for ids in allowed:
@@ -170,12 +172,12 @@ class Collator:
             self._tensor(np.asarray([number[id(ids)] for ids in allowed])),
         )
 
-    def _allowed(self, admissible: tuple[str, ...] | None, reply: np.ndarray) -> list[np.ndarray]:
+    def _allowed(self, grammar: Grammar, admissible: tuple[str, ...] | None, reply: np.ndarray) -> list[np.ndarray]:
         if admissible is None:
             raise ValueError("the policy is constrained, but a row does not say what its page allowed")
         key = (admissible, reply.tobytes())
         if key not in self._masks:
-            self._masks[key] = self.grammar.allowed_ids(admissible, reply)
+            self._masks[key] = grammar.allowed_ids(admissible, reply)
         return self._masks[key]
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:

@@ -16,13 +16,19 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
 from webshop_env.errors import ShopGymError
+from webshop_env.goals import GoalKind, Variant
 
 RECIPES = Path(__file__).parent / "recipes"
+
+AdvantageMode = Literal["mean_norm", "mean_std_norm"]
+Baseline = Literal["episode", "step"]
+KlKind = Literal["low_var_kl", "kl", "abs", "mse"]
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
 class SettingsError(ShopGymError):
@@ -64,7 +70,7 @@ def group(kind: type) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class WebshopSettings:
     data_dir: str | None = setting(None, "directory of a catalogue in WebShop's format; null is the embedded one")
-    goals: str = setting("synthetic", "which instructions are goals", only=("synthetic", "human"))
+    goals: GoalKind = setting("synthetic", "which instructions are goals", only=get_args(GoalKind))
     split_by: str = setting("goal", "whether goals or products are kept apart by the splits", only=("goal", "product"))
     search: str = setting("bm25", "search engine", only=("bm25",), why_only="no other engine is in this version")
     num_products: int | None = setting(None, "load only the first so many products; null loads all", at_least=1)
@@ -83,7 +89,7 @@ class WorkerSettings:
 @dataclass(frozen=True, kw_only=True)
 class EnvSettings:
     env_name: str = setting("WebShop-v1", "Gymnasium id; `Webshop` is WebShop-v0 with variant verl")
-    variant: str | None = setting(None, "variant of the environment", only=(None, "verl"))
+    variant: Variant = setting(None, "variant of the environment", only=(None, "verl"))
     webshop: WebshopSettings = group(WebshopSettings)
     seed: int = setting(0, "seed of the environments (v0: of the prices and caps drawn)", at_least=0)
     max_steps: int = setting(15, "steps after which an episode is truncated", at_least=1)
@@ -115,8 +121,8 @@ class DataSettings:
 @dataclass(frozen=True, kw_only=True)
 class GigpoSettings:
     step_advantage_w: float = setting(1.0, "weight of the step advantage", at_least=0)
-    mode: str = setting("mean_norm", "also divide by the standard deviation?", only=("mean_norm", "mean_std_norm"))
-    baseline: str = setting("episode", "mean over episodes, or over rows as published", only=("episode", "step"))
+    mode: AdvantageMode = setting("mean_norm", "also divide by the standard deviation?", only=get_args(AdvantageMode))
+    baseline: Baseline = setting("episode", "mean over episodes, or over rows as published", only=get_args(Baseline))
     enable_similarity: bool = setting(False, "compare steps on similar pages, not only on equal ones")
     similarity_thresh: float = setting(0.95, "least similarity of two pages", above=0, at_most=1)
 
@@ -175,14 +181,12 @@ class ActorSettings:
     clip_ratio_low: float = setting(0.2, "a ratio under 1 minus this earns nothing more", at_least=0, at_most=0.999)
     clip_ratio_high: float = setting(0.2, "a ratio over 1 plus this earns nothing more", at_least=0)
     clip_ratio_c: float = setting(3.0, "dual clip for negative advantages", above=1)
-    loss_agg_mode: str = setting(
-        "token-mean",
-        "how tokens are averaged over a mini-batch",
-        only=("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"),
+    loss_agg_mode: Aggregation = setting(
+        "token-mean", "how tokens are averaged over a mini-batch", only=get_args(Aggregation)
     )
     use_kl_loss: bool = setting(True, "add the KL to the frozen reference to the loss")
     kl_loss_coef: float = setting(0.01, "weight of that KL", at_least=0)
-    kl_loss_type: str = setting("low_var_kl", "its estimator", only=("low_var_kl", "kl", "abs", "mse"))
+    kl_loss_type: KlKind = setting("low_var_kl", "its estimator", only=get_args(KlKind))
     entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
     use_invalid_action_penalty: bool = setting(True, "whether malformed replies cost reward")
     invalid_action_penalty_coef: float = setting(0.1, "what a malformed reply costs, reward units", at_least=0)
@@ -439,7 +443,7 @@ def _build(kind: type, values: Mapping[str, Any], prefix: str) -> Any:
     arguments: dict[str, Any] = {}
     for f in dataclasses.fields(kind):
         key, hint = f"{prefix}{f.name}", hints[f.name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             arguments[f.name] = _build(hint, values, f"{key}.")
         elif key in values:
             arguments[f.name] = _checked(key, values[key], hint, f.metadata)
@@ -464,10 +468,13 @@ def _checked(key: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
 
 
 def _coerced(key: str, value: Any, hint: Any) -> Any:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # Literal | None is the second
+    options = get_args(hint) if is_union else (hint,)
     if value is None and type(None) in options:
         return None
     wanted = next(option for option in options if option is not type(None))
+    if typing.get_origin(wanted) is Literal:
+        wanted = type(get_args(wanted)[0])
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):

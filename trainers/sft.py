@@ -166,7 +166,9 @@ def encode(shown: Demonstrations, engine: HFEngine, grammar: ActionGrammar) -> t
     Returns:
         The rows, and how many were left out because their reply does not fit into the limit of a reply.
     """
-    prompts, replies, admissible = [], [], []
+    prompts: list[np.ndarray] = []
+    replies: list[np.ndarray] = []
+    admissible: list[tuple[str, ...] | None] = []
     for prompt, possible, action in zip(shown.prompts, shown.admissible, shown.actions, strict=True):
         reply = grammar.encode_reply(action)
         if len(reply) <= grammar.max_tokens:
@@ -189,7 +191,8 @@ def imitate(
     Returns:
         Loss of the last tenth of the steps, tokens a second, and counts.
     """
-    scorer = TokenScorer(model.to(device).requires_grad_(True).train(), temperature=1.0)
+    model.to(device)  # type: ignore[arg-type]  # transformers' wrapper of Module.to lost its signature
+    scorer = TokenScorer(model.requires_grad_(True).train(), temperature=1.0)
     collate = Collator(pad_id, device, grammar if settings.masked else None)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, betas=(0.9, 0.98)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from webshop_env.shop import Shop, open_shop
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from webshop_env.catalog import Version
+
 GOAL_ORDER_SEED = 233
 """Chooses the fixed validation goals out of a split; the published split seed."""
 
@@ -23,7 +25,7 @@ def open_world(env: EnvSettings) -> Shop:
     """The shop that the settings name, shared by all environments of this process."""
     if not env.env_name.startswith("WebShop-"):
         raise SettingsError(f"env.env_name: {env.env_name!r} is not a shop; take WebShop-v0 or WebShop-v1")
-    version = env.env_name.removeprefix("WebShop-")
+    version = cast("Version", env.env_name.removeprefix("WebShop-"))  # open_shop refuses other versions
     return open_shop(
         env.webshop.data_dir,
         version=version,
