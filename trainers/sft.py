@@ -45,7 +45,7 @@ from trainers.models import (
     weights_hash,
 )
 from trainers.ranks import start_ranks
-from trainers.scoring import Collator, Pairs, TokenScorer, micro_batches
+from trainers.scoring import LEAST_FILL, Collator, Pairs, TokenScorer, micro_batches
 from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, flatten, group, resolve, setting
 from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world
 from webshop_env.policies import OraclePolicy
@@ -199,6 +199,7 @@ def imitate(
     )
     rng = np.random.default_rng(settings.seed)
     lengths = rows.lengths
+    least_fill = 0.0 if device.type == "cuda" else LEAST_FILL
     num_steps = max(1, math.ceil(settings.epochs * math.ceil(len(rows) / settings.batch_rows)))
     losses: list[torch.Tensor] = []
     began, num_tokens, step = time.perf_counter(), 0, 0
@@ -213,7 +214,9 @@ def imitate(
             optimizer.zero_grad(set_to_none=True)
             loss = torch.zeros((), device=device)
             num_reply_tokens = sum(len(rows.replies[row]) for row in chosen)
-            for part in micro_batches(lengths[chosen], max_rows=len(chosen), max_tokens=settings.micro_batch_tokens):
+            for part in micro_batches(
+                lengths[chosen], max_rows=len(chosen), max_tokens=settings.micro_batch_tokens, least_fill=least_fill
+            ):
                 batch = collate(rows, chosen[part])
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
                     log_probs, _ = scorer(batch, with_entropy=False)
