@@ -334,6 +334,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ShopGymError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: --out {arguments.out}: cannot be written ({error.strerror}); name another", file=sys.stderr)
+        return 2
     for name, facts in manifest["files"].items():
         print(f"{arguments.out / name}  {facts['bytes']:,} bytes")
     return 0

@@ -96,7 +96,10 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
     Raises:
         CatalogError: A file is missing or is not what it should be.
     """
-    directory = Path(data_dir)
+    try:
+        directory = Path(data_dir)
+    except TypeError:
+        raise CatalogError(f"data_dir must be a directory's path, got {data_dir!r}") from None
     if not directory.is_dir():
         raise CatalogError(
             f"{directory}: no such directory; data_dir must hold items_shuffle*.json and items_ins*.json"
@@ -117,7 +120,9 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
     for row, record in enumerate(rows[:num_products]):
         reader.read(row, record)
     if not reader.products:
-        raise CatalogError(f"{products_path.name}: none of its {len(rows)} rows is a product for sale")
+        raise CatalogError(
+            f"{products_path}: none of its {len(rows)} rows is a product for sale; fetch or build the file again"
+        )
     instructions, human = {}, {}
     for asin, written in reader.asin_in_files.items():
         instruction = _synthetic(instructions_path, written, instruction_table)
@@ -339,7 +344,8 @@ def _synthetic(path: Path, asin: str, table: Mapping[str, Any]) -> Instruction |
     text, attributes = record["instruction"], record.get("instruction_attributes")
     if not isinstance(text, str) or not isinstance(attributes, list):
         raise CatalogError(
-            f"{path.name}: product {asin}: instruction must be a text with a list of instruction_attributes"
+            f"{path}: product {asin}: instruction must be a text with a list of instruction_attributes; correct the "
+            "entry or leave it out"
         )
     return Instruction(text, tuple(map(str, attributes)))
 
@@ -356,7 +362,7 @@ def _human(path: Path, asin: str, records: Any) -> tuple[Instruction, ...]:
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise CatalogError(
-            f"{path.name}: product {asin}: each entry needs instruction, instruction_attributes and "
+            f"{path}: product {asin}: each entry needs instruction, instruction_attributes and "
             f"instruction_options ({type(error).__name__}: {error})"
         ) from error
 
@@ -401,8 +407,8 @@ def _read_table(path: Path, kind: type, digest: hashlib._Hash) -> Any:
     try:
         table = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{path.name}: not JSON ({error}); fetch or build the file again") from error
+        raise CatalogError(f"{path}: not JSON ({error}); fetch or build the file again") from error
     if not isinstance(table, kind):
         wanted = "a list of products" if kind is list else "an object by asin"
-        raise CatalogError(f"{path.name}: must hold {wanted}, not a {type(table).__name__}")
+        raise CatalogError(f"{path}: must hold {wanted}, not a {type(table).__name__}; fetch or build the file again")
     return table

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from webshop_env.catalog import index_document, load_catalog
-from webshop_env.errors import ShopGymError
+from webshop_env.errors import CatalogError, ShopGymError
 from webshop_env.goals import Variant, original_record
 from webshop_env.reward import score_v0
 from webshop_env.search.analyzer import analyze
@@ -103,7 +103,17 @@ def replay(golden_dir: Path, data_dir: Path) -> Report:
         path = golden_dir / f"{name}.jsonl.gz"
         if path.exists():
             num_found += 1
-            check(report, read_records(path), data_dir)
+            records = read_records(path)
+            for number, record in enumerate(records):
+                if not isinstance(record, dict) or (lacking := sorted(_REQUIRED[name] - record.keys())):
+                    lack = f"lacks {', '.join(lacking)}" if isinstance(record, dict) else "is not an object"
+                    raise ShopGymError(f"{path}: record {number} {lack}; fetch the recordings again")
+            try:
+                check(report, records, data_dir)
+            except CatalogError:
+                raise
+            except ShopGymError as error:
+                raise ShopGymError(f"{path}: cannot be replayed with {data_dir}: {error}") from error
     if not num_found:
         raise ShopGymError(f"{golden_dir}: none of {', '.join(_CHECKS)} (.jsonl.gz) is there")
     return report
@@ -312,6 +322,8 @@ def _check_doc_tokens(report: Report, records: list[dict[str, Any]], data_dir: P
     products = load_catalog(data_dir, version="v0").products
     for record in records:
         report.num_records["doc_tokens"] += 1
+        if record["asin"] not in products:
+            raise ShopGymError(f"no product has asin {record['asin']!r}")
         tokens = analyze(index_document(products[record["asin"]]))
         report.compare("doc_tokens", record["asin"], "tokens", record["tokens"], tokens)
 
@@ -382,6 +394,23 @@ _CHECKS: dict[str, Callable[[Report, list[dict[str, Any]], Path], None]] = {
 }
 
 
+_REQUIRED: dict[str, frozenset[str]] = {
+    "goals": frozenset({"index"}),
+    "prices": frozenset({"asin", "price"}),
+    "construct": frozenset({"kind"}),
+    "sessions": frozenset({"env_kwargs", "session", "instruction_text", "reset", "steps"}),
+    "human_mode": frozenset({"kind"}),
+    "search": frozenset({"query"}),
+    "doc_tokens": frozenset({"asin", "tokens"}),
+    "reward": frozenset({"kind", "asin", "options", "price"}),
+    "verl_goals_seed0": frozenset({"index"}),
+    "verl_construct": frozenset({"seed", "n_goals", "first_session", "first_goal_index"}),
+    "verl_sessions": frozenset({"id", "seed", "session", "reset", "steps"}),
+    "projection": frozenset({"text", "action", "valid"}),
+}
+"""File -> the fields without which its records are none."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m webshop_env.conformance", description=__doc__.split("\n")[0])
@@ -392,7 +421,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         report = replay(options.golden_dir, options.data)
     except ShopGymError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(report.lines(options.show)))
     return 1 if report.differences else 0

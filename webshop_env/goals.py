@@ -192,7 +192,7 @@ def split_indexes(goal_list: GoalList, split_by: str) -> dict[str, np.ndarray]:
 
 
 def _product_cut(split_by: str) -> int:
-    name, _, number = split_by.partition(":")
+    name, _, number = str(split_by).partition(":")
     if name != "product" or not (number.isdigit() or not number):
         raise ShopGymError(f"split_by must be 'goal', 'product' or 'product:NUMBER', got {split_by!r}")
     return int(number or 0)

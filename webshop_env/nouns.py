@@ -143,7 +143,7 @@ def read_name_nouns(path: Path, names: Mapping[str, str]) -> tuple[dict[str, tup
         return {names[asin]: tuple(map(str, by_asin[asin])) for asin in by_asin if asin in names}, tagger
     except (ValueError, AttributeError, TypeError, OSError) as error:
         raise CatalogError(
-            f"{path.name}: not an object of asin -> list of nouns ({error}); delete it to tag names with spaCy"
+            f"{path}: not an object of asin -> list of nouns ({error}); delete it to tag names with spaCy"
         ) from error
 
 

@@ -7,7 +7,7 @@ results do not depend on the session, so a `PageBook` makes them once and shares
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -224,6 +224,10 @@ class PageBook:
         self._item_body = lru_cache(maxsize=4096)(self._make_item_body)
         self._sub_page_body = lru_cache(maxsize=4096)(self._make_sub_page_body)
         self._selected = lru_cache(maxsize=4096)(_selected_block)
+
+    def __reduce__(self) -> tuple[Callable[..., PageBook], tuple[Shop, int, bool]]:
+        """Copies are the shared book itself, and another process makes its own: caches do not travel."""
+        return page_book, (self.shop, self.page_size, self.show_attrs)
 
     def start(self, session: Session) -> Page:
         header = self._start_header(session.goal.instruction_text)

@@ -7,6 +7,7 @@ A script is JSON: `{"env": "WebShop-v1", "goal_index": 3, "actions": ["search[re
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from typing import Any
 import gymnasium
 
 import webshop_env  # noqa: F401  (registers the ids)
-from webshop_env.errors import ShopGymError
+from webshop_env.errors import CatalogError, ShopGymError
+from webshop_env.text_env import make_settings
 
 ENV_IDS = ("WebShop-v0", "WebShop-v1")
 
@@ -38,7 +40,7 @@ def read_script(path: Path) -> Script:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ShopGymError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShopGymError(f"{path}: not JSON: {error}") from None
     if isinstance(content, list):
         content = {"actions": content}
@@ -52,6 +54,8 @@ def read_script(path: Path) -> Script:
         raise ShopGymError(f"{path}: actions must be a list of texts")
     if not isinstance(settings, dict):
         raise ShopGymError(f"{path}: settings must be an object")
+    if "version" in settings:
+        raise ShopGymError(f"{path}: settings: the version is that of env, {' or '.join(ENV_IDS)}")
     env_id = content.get("env", "WebShop-v1")
     if env_id not in ENV_IDS:
         raise ShopGymError(f"{path}: env must be one of {', '.join(ENV_IDS)}, got {env_id!r}")
@@ -65,6 +69,7 @@ def play(script: Script) -> Iterator[str]:
     Raises:
         ShopGymError: An action is not possible on its page (after the lines before it).
     """
+    make_settings(**script.settings, version=script.env_id.removeprefix("WebShop-"))  # no arguments of make's own
     env = gymnasium.make(script.env_id, disable_env_checker=True, **script.settings)
     observation, info = env.reset(options=script.reset_options)
     yield f"goal {info['goal_index']} ({info['goal_id']}): {info['instruction_text']}"
@@ -74,11 +79,19 @@ def play(script: Script) -> Iterator[str]:
         available = ", ".join(info["available_actions"]) or "none"
         observation, reward, terminated, truncated, info = env.step(action)
         if not info["action_possible"]:
-            raise ShopGymError(f"action {number}, {action}: {info['reason']}; available: {available}")
+            raise ShopGymError(
+                f"action {number}, {shortened(action)}: {shortened(info['reason'])}; available: {available}"
+            )
         total += float(reward)
         ended = ", terminated" if terminated else ", truncated" if truncated else ""
         yield f"\n[{number}] {action}: reward {reward}{ended}"
     yield f"\n{observation}\n\nsum of rewards {total}, score {info['task_score']}, won {info['won']}"
+
+
+def shortened(text: str, max_chars: int = 200) -> str:
+    """The text on one line, its end left out where it is very long."""
+    text = " ".join(text.split())
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,6 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("script", type=Path, help="JSON file with actions")
     parser.add_argument("--data", metavar="DIR", help="catalogue to use instead of the embedded one")
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # actions may hold what no terminal can show
     try:
         script = read_script(options.script)
         if options.data:
@@ -95,7 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(line)
     except ShopGymError as error:
         sys.stdout.flush()
-        print(error, file=sys.stderr)
+        where = "" if str(error).startswith(str(options.script)) or isinstance(error, CatalogError) else options.script
+        print(f"error: {where}{': ' if where else ''}{error}", file=sys.stderr)
         return 2
     return 0
 

@@ -193,6 +193,14 @@ def open_shop(
     _check("goals", goals, ("synthetic", "human"))
     _check("search", search, ("bm25", "pyserini"))
     _check("variant", variant, (None, "verl"))
+    check_whole("preseed", preseed)
+    for name, number in (("num_products", num_products), ("limit_goals", limit_goals)):
+        if number is not None:
+            check_whole(name, number, 1)
+    if filter_goals is not None and not callable(filter_goals):
+        raise ShopGymError(f"filter_goals must be a function of (index, goal), got {filter_goals!r}")
+    if data_dir is not None and not isinstance(data_dir, str | Path):
+        raise ShopGymError(f"data_dir must be a directory's path, got {data_dir!r}")
     if version == "v1" and (preseed != 0 or variant is not None):
         raise ShopGymError("preseed and variant belong to version v0: v1 draws nothing")
     return _reopen(
@@ -271,6 +279,13 @@ def _stored_index(catalog: Catalog) -> BM25Index | None:
         return BM25Index.load(index_file(catalog), catalog.catalogue_hash)
     except (OSError, IndexMismatchError):  # None, or of another release: it is made anew in memory.
         return None
+
+
+def check_whole(name: str, value: object, least: int | None = None) -> None:
+    """Refuses what is no whole number, or one under `least`; True and False are none."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise ShopGymError(f"{name} must be a whole number{bound}, got {value!r}")
 
 
 def _check(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

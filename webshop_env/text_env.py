@@ -18,7 +18,7 @@ from webshop_env.catalog import Version
 from webshop_env.errors import ShopGymError
 from webshop_env.pages import OBSERVATION_MODES, SEP, Page, page_book
 from webshop_env.session import begin, take
-from webshop_env.shop import Shop, open_shop
+from webshop_env.shop import Shop, check_whole, open_shop
 from webshop_env.spaces import TextSpace
 from webshop_env.types import Goal, Session
 
@@ -83,11 +83,16 @@ class EnvSettings:
         _check("split", self.split, (None, "train", "eval", "test", "all"))
         _check("render_mode", self.render_mode, (None, "ansi"))
         for name, least in (("page_size", 1), ("num_prev_obs", 0), ("num_prev_actions", 0)):
-            _check_whole(name, getattr(self, name), least)
+            check_whole(name, getattr(self, name), least)
+        if isinstance(self.success_reward, bool) or not isinstance(self.success_reward, int | float | np.number):
+            raise ShopGymError(f"success_reward must be a number, got {self.success_reward!r}")
+        _check("show_attrs", self.show_attrs, (False, True))
+        if not isinstance(self.session_prefix, str):
+            raise ShopGymError(f"session_prefix must be a text, got {self.session_prefix!r}")
         if self.max_steps is _DEFAULT:
             object.__setattr__(self, "max_steps", None if self.version == "v0" else 15)
         if self.max_steps is not None:
-            _check_whole("max_steps", self.max_steps, 1)
+            check_whole("max_steps", self.max_steps, 1)
         if self.reward is None:
             object.__setattr__(self, "reward", "sparse" if self.variant == "verl" else "score")
         if self.version == "v1" and self.preseed != 0:
@@ -98,6 +103,8 @@ class EnvSettings:
             self._check_shared_shop(self.shop)
 
     def _check_shared_shop(self, shop: Shop) -> None:
+        if not isinstance(shop, Shop):
+            raise ShopGymError(f"shop must be an open shop (webshop_env.open_shop), got {shop!r}")
         given = [field.name for field in fields(self) if field.name in _SHOP_SETTINGS and _is_given(self, field)]
         if given:
             raise ShopGymError(f"shop= is already open: {', '.join(given)} can only be given without it")
@@ -125,9 +132,11 @@ def _check(name: str, value: object, allowed: tuple[object, ...]) -> None:
         raise ShopGymError(f"{name} must be one of {choices}, got {value!r}")
 
 
-def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ShopGymError(f"{name} must be a whole number of at least {least}, got {value!r}")
+def options_dict(options: Any) -> dict[str, Any]:
+    """A copy of the `options` of a reset; None is none."""
+    if options is not None and not isinstance(options, dict):
+        raise ShopGymError(f"reset options are a dict such as {{'goal_index': 3}}, got {options!r}")
+    return dict(options or {})
 
 
 def make_settings(**settings: Any) -> EnvSettings:
@@ -187,7 +196,7 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         if seed is not None:
             self._rng.seed(seed)
-        goal, session_id = self._pick_goal(dict(options or {}))
+        goal, session_id = self._pick_goal(options_dict(options))
         self._session, self._page = begin(self._book, goal, f"{self.settings.session_prefix}{session_id}")
         self._num_steps, self._is_over = 0, False
         self._previous_obs.clear()

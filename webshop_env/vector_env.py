@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from webshop_env.errors import ShopGymError
 from webshop_env.spaces import TextSpace
-from webshop_env.text_env import WebShopTextEnv, make_settings
+from webshop_env.text_env import WebShopTextEnv, make_settings, options_dict
 
 # Dimension: B sessions (slots).
 
@@ -70,7 +70,7 @@ class WebShopVectorEnv(VectorEnv):
         Returns:
             Observations, B texts, and infos, B long, with the keys of a single environment's.
         """
-        options = dict(options or {})
+        options = options_dict(options)
         mask = self._mask(options.pop("reset_mask", None))
         seeds = self._seeds(seed)
         per_slot = self._options_per_slot(options)
@@ -91,6 +91,8 @@ class WebShopVectorEnv(VectorEnv):
         """
         if not self._is_reset:
             raise ShopGymError("call reset before step")
+        if isinstance(actions, str) or not hasattr(actions, "__len__"):
+            raise ShopGymError(f"step takes one action for each slot, in a list, got {actions!r}")
         if len(actions) != self.num_envs:
             raise ShopGymError(f"{self.num_envs} slots need {self.num_envs} actions, got {len(actions)}")
         rewards = np.zeros(self.num_envs, dtype=np.float64)
@@ -134,7 +136,10 @@ class WebShopVectorEnv(VectorEnv):
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
             return [int(seed) + i for i in range(self.num_envs)]
-        seeds = [None if one is None else int(one) for one in seed]
+        seeds = [seed] if isinstance(seed, str) or not hasattr(seed, "__len__") else list(seed)
+        if not all(one is None or isinstance(one, int | np.integer) for one in seeds):
+            raise ShopGymError(f"a seed is a whole number, or a list of one for each slot, got {seed!r}")
+        seeds = [None if one is None else int(one) for one in seeds]
         if len(seeds) != self.num_envs:
             raise ShopGymError(f"{self.num_envs} slots need {self.num_envs} seeds, got {len(seeds)}")
         return seeds

@@ -33,7 +33,9 @@ def test_an_impossible_action_is_one_line_and_code_2(tmp_path, capsys):
     path.write_text('["click[red]"]')
     assert main([str(path)]) == 2
     error = capsys.readouterr().err
-    assert error == ("action 1, click[red]: this page does not offer click[red]; available: search[<your query>]\n")
+    assert error == (
+        f"error: {path}: action 1, click[red]: this page does not offer click[red]; available: search[<your query>]\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_wrong_settings_are_refused_with_what_is_allowed(data_dir: Path):
         ({"variant": "verl"}, "preseed and variant belong to version v0"),
         ({"split_by": "moon"}, "split_by must be"),
         ({"goals": "human"}, "none of its 0 human goals"),
-        ({"num_products": 0}, "num_products must be at least 1"),
+        ({"num_products": 0}, "num_products must be a whole number of at least 1"),
         ({"filter_goals": lambda index, goal: False}, "none of its 9 synthetic goals is left"),
     ]
     for settings, message in cases:
