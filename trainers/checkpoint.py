@@ -110,8 +110,12 @@ def read_state(checkpoint: Path, *, hashes: Mapping[str, str]) -> RunState:
     """
     try:
         state = RunState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
+        if not isinstance(state.updates_done, int):
+            raise TypeError(f"updates_done is {state.updates_done!r}")
+        if not (isinstance(state.metrics, list) and isinstance(state.hashes, dict)):
+            raise TypeError("metrics must be a list, hashes an object")
     except (OSError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint} cannot be read ({error}); go on from an earlier checkpoint") from None
+        raise _unreadable(checkpoint, error) from None
     for name, value in state.hashes.items():
         if name in hashes and hashes[name] != value:
             raise CheckpointError(
@@ -123,22 +127,46 @@ def read_state(checkpoint: Path, *, hashes: Mapping[str, str]) -> RunState:
 
 def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Full weights by name, float32; copies of tied weights are left out."""
-    from safetensors.torch import load_file
+    return _load_tensors(checkpoint, "policy/model.safetensors")
 
-    return load_file(checkpoint / "policy" / "model.safetensors")
+
+def refuse_other_shapes(checkpoint: Path, weights: Mapping[str, torch.Tensor], actor: Actor) -> None:
+    """Stops before weights of another model are loaded.
+
+    Raises:
+        CheckpointError: A weight of the actor is not there, or has another shape.
+    """
+    for name, parameter in actor.scorer.named_parameters():
+        name = name.removeprefix("policy.")
+        if name not in weights or weights[name].shape != parameter.shape:
+            raise CheckpointError(
+                f"{checkpoint} is of another model than actor_rollout_ref.model.path: {name} does not fit"
+            )
 
 
 def load_optimizer(checkpoint: Path, actor: Actor) -> None:
     """Puts the moments of AdamW back, sharded as the actor is now."""
-    from safetensors.torch import load_file
-
-    moments = load_file(checkpoint / "optimizer.safetensors")
+    moments = _load_tensors(checkpoint, "optimizer.safetensors")
     for name, parameter in actor.scorer.named_parameters():
         name = name.removeprefix("policy.")
         if f"step.{name}" in moments:
             actor.optimizer.state[parameter] = {"step": moments[f"step.{name}"].clone()} | {
                 key: _like(parameter, moments[f"{key}.{name}"]) for key in _MOMENTS
             }
+
+
+def _load_tensors(checkpoint: Path, name: str) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(checkpoint / name)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(checkpoint, f"{name}: {error}") from None
+
+
+def _unreadable(checkpoint: Path, why: object) -> CheckpointError:
+    return CheckpointError(f"{checkpoint} cannot be read ({why}); go on from an earlier checkpoint")
 
 
 def _full_moments(actor: Actor) -> dict[str, torch.Tensor]:

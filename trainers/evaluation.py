@@ -27,7 +27,7 @@ import numpy as np
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.flatten import concatenate
 from rollout.types import Policy, SamplingParams, StepBatch
-from trainers.files import write_atomically
+from trainers.files import require_writable, write_atomically
 from trainers.ranks import Ranks
 from trainers.settings import DataSettings, EnvSettings, SettingsError, group, setting
 
@@ -119,15 +119,24 @@ def paired_differences(before: Evaluation, after: Evaluation) -> dict[str, Estim
     Raises:
         SettingsError: The two were not made on the same goals of the same catalogue.
     """
-    if before.catalogue_hash != after.catalogue_hash:
-        raise SettingsError("the two evaluations were made on different catalogues; they cannot be compared")
-    if before.goal_index != after.goal_index:
-        raise SettingsError("the two evaluations were made on different goals; use the same split and number of goals")
+    require_same_goals(before, catalogue_hash=after.catalogue_hash, goal_index=after.goal_index)
     won = np.asarray(after.won, dtype=np.float64) - np.asarray(before.won, dtype=np.float64)
     return {
         "success": mean_estimate(won),
         "score": mean_estimate(np.asarray(after.task_score) - np.asarray(before.task_score)),
     }
+
+
+def require_same_goals(before: Evaluation, *, catalogue_hash: str, goal_index: list[int]) -> None:
+    """Refuses to compare with an evaluation of other goals.
+
+    Raises:
+        SettingsError: It was made on another catalogue or on other goals of it.
+    """
+    if before.catalogue_hash != catalogue_hash:
+        raise SettingsError("the two evaluations were made on different catalogues; they cannot be compared")
+    if before.goal_index != goal_index:
+        raise SettingsError("the two evaluations were made on different goals; use the same split and number of goals")
 
 
 def collect_over_ranks(
@@ -195,7 +204,11 @@ def load_evaluation(path: Path) -> Evaluation:
         SettingsError: The file is missing or is no evaluation.
     """
     try:
-        return Evaluation(**json.loads(path.read_text(encoding="utf-8")))
+        evaluation = Evaluation(**json.loads(path.read_text(encoding="utf-8")))
+        columns = (evaluation.goal_index, evaluation.won, evaluation.task_score, evaluation.episode_length)
+        if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
+            raise TypeError("columns of other lengths")
+        return evaluation
     except (OSError, TypeError, ValueError) as error:
         raise SettingsError(f"{path} is no saved evaluation ({error.__class__.__name__}); make one with out=") from None
 
@@ -219,16 +232,21 @@ class EvaluationSettings:
     data: DataSettings = group(DataSettings)
 
 
-def run(settings: EvaluationSettings) -> Evaluation:
-    """Evaluates one policy in this process."""
+def run(settings: EvaluationSettings, baseline: Evaluation | None = None) -> Evaluation:
+    """Evaluates one policy in this process; a baseline on other goals is refused before that."""
     import torch
 
     from rollout.engines.hf import HFEngine
     from trainers.models import load_model, load_tokenizer, refuse_other_prompts
     from trainers.ranks import start_ranks
-    from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world
+    from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world, require_positions
 
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("device=cuda, but there is no GPU that torch can use")
     shop = open_world(settings.env)
+    goals = fixed_goals(shop, settings.split, settings.goals)
+    if baseline is not None:
+        require_same_goals(baseline, catalogue_hash=shop.catalogue_hash, goal_index=goals.tolist())
     device = "cuda" if settings.device == "auto" and torch.cuda.is_available() else settings.device
     tokenizer = load_tokenizer(settings.model)
     grammar = make_grammar(tokenizer, settings.env, settings.data) if settings.constrained else None
@@ -239,7 +257,7 @@ def run(settings: EvaluationSettings) -> Evaluation:
         copy_model=False,
         device="cpu" if device == "auto" else device,
     )
-    goals = fixed_goals(shop, settings.split, settings.goals)
+    require_positions(engine.model.config, settings.data)
     manager = make_manager(
         settings.env, settings.data, min(settings.num_envs, len(goals)), count_tokens=engine.count_tokens
     )
@@ -260,15 +278,21 @@ def main(arguments: list[str]) -> None:
     """Command line: evaluates, prints, saves, compares."""
     from trainers.settings import explain, resolve
 
-    if any(word in ("--help", "-h", "--explain") for word in arguments):
+    wants_help = [word for word in arguments if word in ("--help", "-h", "--explain")]
+    settings, notes, sources = resolve([word for word in arguments if word not in wants_help], EvaluationSettings)
+    if wants_help:
         print(__doc__)
-        print(explain(EvaluationSettings(), {}))
-        return
-    settings, notes, _ = resolve(arguments, EvaluationSettings)
+        print(explain(settings, sources))
     for note in notes:
         print(f"note: {note}")
+    if wants_help:
+        return
     baseline = load_evaluation(Path(settings.baseline)) if settings.baseline else None
-    evaluation = run(settings)
+    if settings.out:
+        if Path(settings.out).is_dir():
+            raise SettingsError(f"out: {settings.out} is a directory; name a file")
+        require_writable(Path(settings.out).parent, setting="out")
+    evaluation = run(settings, baseline)
     num = len(evaluation.goal_index)
     print(f"{settings.model} on {num} {settings.split} goals, temperature {settings.temperature}")
     print(f"success {evaluation.success}")

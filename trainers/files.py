@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from webshop_env.errors import ShopGymError
+
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
@@ -42,6 +44,19 @@ def write_atomically(path: Path, text: str) -> None:
     _sync(scratch)
     os.replace(scratch, path)
     _sync(path.parent)
+
+
+def require_writable(directory: Path, *, setting: str) -> None:
+    """Finds out early whether a directory can be made and written, and leaves nothing behind.
+
+    Raises:
+        ShopGymError: It cannot; the message begins with `setting`, the name of what the user chose.
+    """
+    try:
+        nearest = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+        tempfile.TemporaryDirectory(dir=nearest, prefix=".shopgym-").cleanup()
+    except OSError as error:
+        raise ShopGymError(f"{setting}: {directory} cannot be written ({error.strerror}); name another place") from None
 
 
 def _sync(path: Path) -> None:

@@ -33,6 +33,7 @@ from trainers.checkpoint import (
     load_optimizer,
     load_weights,
     read_state,
+    refuse_other_shapes,
     save_checkpoint,
 )
 from trainers.display import RunLog, draw_curve
@@ -44,12 +45,20 @@ from trainers.evaluation import (
     paired_differences,
     save_evaluation,
 )
-from trainers.files import write_atomically
+from trainers.files import require_writable, write_atomically
 from trainers.losses import LossConfig
 from trainers.models import load_model, load_tokenizer, refuse_other_prompts
 from trainers.ranks import Ranks, set_threads, start_ranks, stop_ranks
 from trainers.settings import Settings, SettingsError, explain, flatten, resolve
-from trainers.worlds import GoalOrder, fixed_goals, make_grammar, make_manager, open_world
+from trainers.worlds import (
+    GoalOrder,
+    fixed_goals,
+    make_grammar,
+    make_manager,
+    open_world,
+    require_positions,
+    shop_notes,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,6 +191,8 @@ def save(run: Run) -> Path:
 def open_run(settings: Settings, ranks: Ranks) -> Run:
     """Makes or resumes everything, in an order in which mistakes show before anything is written."""
     check_ranks(settings, ranks)
+    place = "trainer.resume_from" if settings.trainer.resume_from else "trainer.output_dir"
+    require_writable(run_directory(settings), setting=place)
     model_path = settings.actor_rollout_ref.model.path
     shop = open_world(settings.env)
     goals = GoalOrder(shop.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
@@ -196,6 +207,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         copy_model=False,
         device=ranks.device,
     )
+    require_positions(engine.model.config, settings.data)
     num_groups = -(-settings.data.train_batch_size // ranks.world)
     manager = make_manager(
         settings.env, settings.data, num_groups * settings.env.rollout.n, count_tokens=engine.count_tokens
@@ -231,7 +243,9 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
             **shared,
         )
     if checkpoint:
-        actor.load_full_state_dict(load_weights(checkpoint))
+        weights = load_weights(checkpoint)
+        refuse_other_shapes(checkpoint, weights, actor)
+        actor.load_full_state_dict(weights)
         load_optimizer(checkpoint, actor)
         engine.load_weights(actor.full_state_dict(), version=state.updates_done)
 
@@ -266,6 +280,11 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
 def check_ranks(settings: Settings, ranks: Ranks) -> None:
     """Refuses a run on another number of ranks than the settings ask for."""
     wanted = settings.trainer.n_gpus_per_node
+    if wanted is None and ranks.world % settings.trainer.nnodes:
+        raise SettingsError(
+            f"trainer.nnodes={settings.trainer.nnodes} machines cannot share the {ranks.world} ranks that there are: "
+            f"start torchrun with --nnodes {settings.trainer.nnodes} on each of them, or leave it out"
+        )
     if wanted is not None and wanted * settings.trainer.nnodes != ranks.world:
         raise SettingsError(
             f"trainer.n_gpus_per_node={wanted} and trainer.nnodes={settings.trainer.nnodes} ask for "
@@ -385,17 +404,21 @@ def main(arguments: list[str]) -> None:
     if wants_help:
         print(__doc__)
         print(explain(settings, sources))
+        for note in notes:
+            print(f"note: {note}")
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     set_threads()
     ranks = start_ranks()
     try:
         run = open_run(settings, ranks)
-        for note in notes:
+        for note in notes + shop_notes(run.shop):
             run.log.say(f"note: {note}")
         run.log.say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
         if run.state.updates_done:
             run.log.say(f"going on after update {run.state.updates_done}")
+            if run.state.updates_done >= settings.trainer.total_updates:
+                run.log.say(f"nothing left to do: trainer.total_updates is {settings.trainer.total_updates}")
         try:
             report(run, train(run))
         finally:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = Path(__file__).parent / "assets" / "policy"
 PROVENANCE = "provenance.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 ACTION_TAGS = ("<action>", "</action>")
 EOS, PAD = "<eos>", "<pad>"
 
@@ -40,12 +41,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     source = locate(path)
     # For some model types (Qwen2 among them) AutoTokenizer takes the type's own class, whose rules replace those of
     # tokenizer.json, even where the directory says that the file is all there is.
-    kind = PreTrainedTokenizerFast if _has_own_tokenizer(source) else AutoTokenizer
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"model path {path!r} has no tokenizer (tokenizer.json, say): copy it there with the weights")
     try:
+        kind = PreTrainedTokenizerFast if _has_own_tokenizer(source) else AutoTokenizer
         with _quiet():
             tokenizer = kind.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ModelError(_unreadable(path, "tokenizer", error)) from None
+    except Exception as error:  # whatever is wrong with the file: the tokenizers package raises bare ones
+        raise ModelError(_unreadable(path, "tokenizer", error)) from error
     if tokenizer.eos_token_id is None:
         raise ModelError(f"model path {path!r}: its tokenizer has no end-of-text token; replies could never end")
     return tokenizer
@@ -53,14 +56,27 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 def load_model(path: str, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The weights of a policy, in evaluation mode on the CPU; see `locate` for what `path` may be."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     source = locate(path)
     try:
         with _quiet():
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
-        raise ModelError(_unreadable(path, "model", error)) from None
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelError(_unreadable(path, "model", error)) from error
+    except RuntimeError as error:
+        raise ModelError(
+            f"model path {path!r}: the weights have not the shapes that config.json says; copy it again"
+        ) from error
+    model, found = loaded
+    missing = sorted(found["missing_keys"])
+    if missing:  # transformers would draw them at random
+        raise ModelError(
+            f"model path {path!r}: the file of weights lacks {missing[0]} ({len(missing)} in all); copy it again"
+        )
     return model.eval()
 
 
@@ -93,7 +109,17 @@ def locate(path: str) -> str:
 def provenance(path: str) -> dict[str, Any]:
     """What is known about how a policy was made; empty for models from elsewhere."""
     file = Path(locate(path)) / PROVENANCE
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    try:
+        made = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{file}: not JSON ({error}); delete it, and what the policy was made for is unknown"
+        ) from None
+    if not isinstance(made, dict):
+        raise ModelError(f"{file}: not an object; delete it, and what the policy was made for is unknown")
+    return made
 
 
 def refuse_other_prompts(path: str, *, prompt_template_hash: str, environment: str) -> None:
@@ -161,7 +187,7 @@ def make_small_policy(
 
     Args:
         tokenizer: Decides the vocabulary.
-        hidden: Width; a multiple of `heads`.
+        hidden: Width; a multiple of twice `heads`.
         layers: Depth.
         heads: Attention heads; half as many key-value heads where that is possible.
         intermediate: Width of the MLP; None is 8/3 of `hidden`, rounded up to a multiple of 32.
@@ -170,8 +196,8 @@ def make_small_policy(
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    if hidden % heads:
-        raise ModelError(f"hidden must be a multiple of heads, got hidden={hidden} heads={heads}")
+    if hidden % (2 * heads):
+        raise ModelError(f"hidden must be a multiple of twice the heads, got hidden={hidden} heads={heads}")
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -294,9 +320,15 @@ def _without_tags(texts: Iterable[str]) -> Iterable[str]:
 
 def _unreadable(path: str, what: str, error: Exception) -> str:
     if not Path(path).expanduser().exists() and path not in ("embedded", "smollm2-135m"):
-        return f"model path {path!r} is no directory here, and no model of that hub id could be fetched"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"model path {path!r}: the {what} cannot be loaded: {lines[0]}"
+        return (
+            f"model path {path!r} is no directory here, and no model of that hub id could be fetched: give a "
+            "Hugging Face directory, a hub id where there is a network, or embedded"
+        )
+    lines = str(error).strip().splitlines() or [""]
+    return (
+        f"model path {path!r}: the {what} cannot be loaded ({type(error).__name__}: {lines[0]}); "
+        "give a whole Hugging Face directory"
+    )
 
 
 @contextmanager

@@ -9,11 +9,14 @@ keys of the published scripts. An unknown key is an error that names the nearest
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
+import math
 import os
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -109,10 +112,16 @@ class DataSettings:
     train_batch_size: int = setting(16, "goals of one update", at_least=1)
     val_batch_size: int = setting(128, "goals of one validation, a fixed list", at_least=1)
     train_files: str | None = setting(
-        None, "goal list for training; null uses the train split", only=(None,), why_only="the splits are used"
+        None,
+        "goal list for training; null uses the train split",
+        only=(None,),
+        why_only="goals come from the catalogue",
     )
     val_files: str | None = setting(
-        None, "goal list for validation; null uses the eval split", only=(None,), why_only="the splits are used"
+        None,
+        "goal list for validation; null uses the eval split",
+        only=(None,),
+        why_only="goals come from the catalogue",
     )
     max_prompt_length: int = setting(4096, "tokens of a prompt, at most", at_least=16)
     max_response_length: int = setting(512, "tokens of a reply, end of text included, at most", at_least=4)
@@ -247,7 +256,10 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         for name in self.logger:
             if name not in ("console", "tensorboard"):
-                raise SettingsError(f"trainer.logger: {name!r} is not in this version; take console, tensorboard")
+                raise SettingsError(
+                    f"trainer.logger: {name!r} is not in this version; take console, tensorboard: "
+                    "trainer.logger=[console,tensorboard]"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,11 +341,19 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
     if overrides.get("trainer.resume_from"):
         base = _saved_settings(Path(os.path.expanduser(str(overrides["trainer.resume_from"]))))
         origin = "the run that is resumed"
+        if overrides.get("trainer.output_dir"):
+            raise SettingsError("trainer.output_dir: a run that is resumed goes on in its own directory; leave it out")
     else:
         base, origin = load_recipe(recipe), f"recipe {recipe}"
     known = {key for key, _, _ in leaves(kind())}
-    if kind is not Settings:
-        base = {key: value for key, value in base.items() if key in known}
+    try:
+        if kind is not Settings:  # what this command has no use for must be right all the same
+            build({key: value for key, value in base.items() if key not in known})
+            base = {key: value for key, value in base.items() if key in known}
+        build(base, kind)
+    except SettingsError as error:
+        where = overrides.get("trainer.resume_from", "")
+        raise SettingsError(f"{origin}{where and f' ({where})'}: {error}") from None
     sources.update(dict.fromkeys(base, origin))
     sources.update(dict.fromkeys(overrides, "command line"))
     return build({**base, **overrides}, kind), notes, sources
@@ -365,7 +385,9 @@ def load_recipe(name: str) -> dict[str, Any]:
         raise SettingsError(f"recipe {name!r} is neither a file nor one of the packaged recipes: {known}")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise SettingsError(f"{path}: expected settings as `key: value`, got {type(tree).__name__}")
@@ -373,7 +395,10 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 
 def unknown_key(key: str, kind: type[Any] = Settings) -> str:
-    """The message for a key that does not exist: names the nearest one."""
+    """The message for a key that does not exist: names the nearest one, or what a group holds."""
+    members = [known_key for known_key, _, _ in leaves(kind()) if known_key.startswith(f"{key}.")]
+    if members:
+        return f"{key!r} is a group of settings, not one: {', '.join(members[:3])}{', ...' if members[3:] else ''}"
     known = [known_key for known_key, _, _ in leaves(kind())] + (list(ALIASES) if kind is Settings else [])
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     last = key.rpartition(".")[2]
@@ -427,7 +452,8 @@ def _saved_settings(path: Path) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return yaml.safe_load(text) if text else ""
+        value = yaml.safe_load(text) if text else ""
+        return text if isinstance(value, datetime.date) else value  # a name such as 2025-01-31 is a text
     except yaml.YAMLError:
         return text
 
@@ -454,8 +480,10 @@ def _checked(key: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
     value = _coerced(key, value, hint)
     if rule["only"] and value not in rule["only"]:
         choices = ", ".join(_text(choice) for choice in rule["only"])
-        reason = f" ({rule['why_only']})" if rule["why_only"] else ""
-        raise SettingsError(f"{key} must be {'one of ' if len(rule['only']) > 1 else ''}{choices}, got {value}{reason}")
+        reason = f": {rule['why_only']}" if rule["why_only"] else ""
+        advice = f"; leave it out or set {key}={_text(rule['only'][0])}" if reason else ""
+        several = "one of " if len(rule["only"]) > 1 else ""
+        raise SettingsError(f"{key} must be {several}{choices}, got {_text(value)}{reason}{advice}")
     if value is not None:
         for name, words, is_wrong in (
             ("at_least", "at least", lambda v, limit: v < limit),
@@ -465,6 +493,9 @@ def _checked(key: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
             if rule[name] is not None and is_wrong(value, rule[name]):
                 raise SettingsError(f"{key} must be {words} {rule[name]:g}, got {value}")
     return value
+
+
+_TYPE_NAMES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
 
 
 def _coerced(key: str, value: Any, hint: Any) -> Any:
@@ -480,15 +511,15 @@ def _coerced(key: str, value: Any, hint: Any) -> Any:
     if wanted is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if wanted is float and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 1e-6 as text
-        except (TypeError, ValueError):
-            pass
+        with suppress(TypeError, ValueError, OverflowError):
+            number = float(value)  # YAML reads 1e-6 as text
+            if math.isfinite(number):
+                return number
     if wanted is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
     if typing.get_origin(wanted) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         if all(isinstance(item, str) for item in items):
             return tuple(items)
-    name = "a list of words" if typing.get_origin(wanted) is tuple else wanted.__name__
+    name = _TYPE_NAMES.get(wanted, "a list of words")
     raise SettingsError(f"{key} must be {name}{' or null' if len(options) > 1 else ''}, got {value!r}")

@@ -34,6 +34,7 @@ from rollout.constrained import SEARCH, ActionGrammar
 from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
 from trainers.evaluation import Evaluation, evaluate
+from trainers.files import require_writable
 from trainers.models import (
     PROVENANCE,
     load_model,
@@ -47,7 +48,7 @@ from trainers.models import (
 from trainers.ranks import start_ranks
 from trainers.scoring import LEAST_FILL, Collator, Pairs, TokenScorer, micro_batches
 from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, flatten, group, resolve, setting
-from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world
+from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world, require_positions
 from webshop_env.policies import OraclePolicy
 from webshop_env.shop import Shop
 
@@ -252,6 +253,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     if settings.out is None:
         raise SettingsError("out=DIR is missing: where shall the policy go?")
     out = Path(settings.out).expanduser()
+    require_writable(out, setting="out")
     device = torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
     if settings.device == "cuda" and device.type == "cpu":
         raise SettingsError("device=cuda, but there is no GPU that torch can use")
@@ -264,6 +266,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
 
     tokenizer = _tokenizer(settings, shop, goals, num_envs)
     model = _model(settings, tokenizer)
+    require_positions(model.config, settings.data)
     grammar = make_grammar(tokenizer, settings.env, settings.data)
     engine = HFEngine(model, tokenizer, grammar=grammar, copy_model=False)
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
@@ -347,13 +350,15 @@ def _evaluate(settings: SftSettings, engine: HFEngine, shop: Shop, ranks: Any, n
 
 def main(arguments: list[str]) -> None:
     """Command line."""
-    if any(word in ("--help", "-h", "--explain") for word in arguments):
+    wants_help = [word for word in arguments if word in ("--help", "-h", "--explain")]
+    settings, notes, sources = resolve([word for word in arguments if word not in wants_help], SftSettings)
+    if wants_help:
         print(__doc__)
-        print(explain(SftSettings(), {}))
-        return
-    settings, notes, _ = resolve(arguments, SftSettings)
+        print(explain(settings, sources))
     for note in notes:
         print(f"note: {note}")
+    if wants_help:
+        return
     if settings.init:
         earlier = provenance(settings.init)
         print(f"going on from {settings.init} ({json.dumps(earlier.get('figures', {}))})")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from env_manager import EnvConfig, EnvManager
+from env_manager.prompts import load_template
 from rollout.constrained import ActionGrammar
 from trainers.settings import DataSettings, EnvSettings, SettingsError
+from webshop_env.actions import BACK, BUY
 from webshop_env.shop import Shop, open_shop
 
 if TYPE_CHECKING:
@@ -59,14 +61,59 @@ def make_manager(
         max_steps=env.max_steps,
         success_reward=env.success_reward if env.reward == "sparse" else None,
     )
-    return EnvManager(env.env_name, num_envs, config, {"shop": open_world(env)})
+    shop = open_world(env)
+    if count_tokens is not None:
+        _require_room(env, data, shop, count_tokens)
+    return EnvManager(env.env_name, num_envs, config, {"shop": shop})
+
+
+def _require_room(env: EnvSettings, data: DataSettings, shop: Shop, count_tokens: Callable[[str], int]) -> None:
+    """Refuses a limit of prompts that what is never cut, wording and task, does not keep to."""
+    template = load_template(env.prompt)
+    task = max((goal.instruction_text for goal in shop.goals), key=len)
+    empty = {"page": "", "actions": "", "history": "", "num_taken": 0, "num_shown": 0, "step": 1}
+    num_fixed = count_tokens(template.first.format(task=task, **empty))
+    if num_fixed > data.max_prompt_length:
+        raise SettingsError(
+            f"data.max_prompt_length={data.max_prompt_length} is less than the {num_fixed} tokens of the template "
+            f"{env.prompt} and the longest task, with no page yet; raise it, or take a shorter env.prompt"
+        )
+
+
+def require_positions(config: Any, data: DataSettings) -> None:
+    """Refuses lengths that the policy was not made for.
+
+    Args:
+        config: The model's transformers config; one that names no number of positions takes any length.
+        data: The limits of prompts and replies.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and data.max_prompt_length + data.max_response_length > positions:
+        raise SettingsError(
+            f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length={data.max_response_length} "
+            f"are more than the {positions} positions of the policy; lower them"
+        )
 
 
 def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: DataSettings) -> ActionGrammar:
-    """The grammar of replies for the settings' template."""
-    from env_manager.prompts import load_template
+    """The grammar of replies for the settings' template.
 
-    return ActionGrammar(tokenizer, free_prefix=load_template(env.prompt).thinks, max_tokens=data.max_response_length)
+    Raises:
+        SettingsError: Not even the shortest episode, a search, a product, a purchase, fits into the limit of replies.
+    """
+    grammar = ActionGrammar(
+        tokenizer, free_prefix=load_template(env.prompt).thinks, max_tokens=data.max_response_length
+    )
+    asin = next(iter(open_world(env).products)).lower()
+    needed = ("search[a]", f"click[{asin}]", f"click[{BACK}]".lower(), f"click[{BUY}]".lower())
+    longest = max(needed, key=lambda action: len(grammar.encode_reply(action)))
+    num_tokens = len(grammar.encode_reply(longest))
+    if num_tokens > data.max_response_length:
+        raise SettingsError(
+            f"data.max_response_length={data.max_response_length} is less than the {num_tokens} tokens of "
+            f"{longest}, which no episode can do without; raise it"
+        )
+    return grammar
 
 
 def fixed_goals(shop: Shop, split: str, num: int) -> np.ndarray:
@@ -100,6 +147,15 @@ class GoalOrder:
 
     def _order(self, epoch: int) -> np.ndarray:
         return np.random.default_rng((self.seed, epoch)).permutation(self.goals)
+
+
+def shop_notes(shop: Shop) -> list[str]:
+    """What to tell about the catalogue before long work begins: whether any of its rows had to be repaired."""
+    if not shop.warnings:
+        return []
+    counts = ", ".join(f"{kind} {count}" for kind, count in shop.describe()["warnings"].items())
+    directory = shop.describe()["directory"]
+    return [f"odd rows of the catalogue were repaired or skipped: {counts} (shopgym data check {directory})"]
 
 
 def describe_world(shop: Shop) -> dict[str, Any]:

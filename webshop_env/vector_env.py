@@ -136,10 +136,10 @@ class WebShopVectorEnv(VectorEnv):
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
             return [int(seed) + i for i in range(self.num_envs)]
-        seeds = [seed] if isinstance(seed, str) or not hasattr(seed, "__len__") else list(seed)
-        if not all(one is None or isinstance(one, int | np.integer) for one in seeds):
+        is_list = isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str)
+        if not is_list or not all(one is None or isinstance(one, int | np.integer) for one in seed):
             raise ShopGymError(f"a seed is a whole number, or a list of one for each slot, got {seed!r}")
-        seeds = [None if one is None else int(one) for one in seeds]
+        seeds = [None if one is None else int(one) for one in seed]
         if len(seeds) != self.num_envs:
             raise ShopGymError(f"{self.num_envs} slots need {self.num_envs} seeds, got {len(seeds)}")
         return seeds

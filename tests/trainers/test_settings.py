@@ -47,9 +47,9 @@ def test_an_unknown_key_names_the_nearest(wrong, meant):
     [
         ("algorithm.gamma=1.5", "algorithm.gamma must be at most 1"),
         ("env.rollout.n=0", "env.rollout.n must be at least 1"),
-        ("env.rollout.n=two", "env.rollout.n must be int"),
-        ("env.rollout.n=true", "env.rollout.n must be int"),
-        ("env.max_steps=null", "env.max_steps must be int"),
+        ("env.rollout.n=two", "env.rollout.n must be a whole number"),
+        ("env.rollout.n=true", "env.rollout.n must be a whole number"),
+        ("env.max_steps=null", "env.max_steps must be a whole number"),
         ("actor_rollout_ref.rollout.n=4", "env.rollout.n"),
         ("actor_rollout_ref.actor.strategy=megatron", "must be one of fsdp2, fsdp"),
         ("trainer.logger=[console,wandb]", "wandb"),

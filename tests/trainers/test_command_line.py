@@ -1,0 +1,222 @@
+"""What a user gets wrong at the trainers' command lines: one line, exit code 2, and no directory left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers import evaluation, gigpo_fsdp, sft
+from trainers.command import run_command
+from trainers.models import make_small_policy, save_policy, train_tokenizer
+from webshop_env.errors import ShopGymError
+
+SMALL = [
+    "trainer.total_updates=1",
+    "data.train_batch_size=1",
+    "env.rollout.n=2",
+    "env.max_steps=2",
+    "data.max_prompt_length=400",
+    "data.max_response_length=60",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+    "trainer.logger=[console]",
+]
+
+
+def save(directory: Path, tokenizer, *, hidden: int = 16, layers: int = 1) -> Path:
+    model = make_small_policy(tokenizer, hidden=hidden, layers=layers, heads=2)
+    save_policy(directory, config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["search for a red mug and click buy now, back to search"] * 3, 300)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory, tokenizer) -> Path:
+    return save(tmp_path_factory.mktemp("policy"), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory, policy) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    gigpo_fsdp.main([*SMALL, f"actor_rollout_ref.model.path={policy}", f"trainer.output_dir={directory}"])
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def complaint(main, *words: str) -> str:
+    """The one line with which a command refuses its words, having written nothing where it was called."""
+    with pytest.raises(ShopGymError) as caught:
+        main(list(words))
+    assert "\n" not in str(caught.value)
+    assert list(Path.cwd().iterdir()) == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("env=3", "'env' is a group of settings, not one: env.env_name"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "optim.lr must be a finite number"),
+        ("env.success_reward=inf", "env.success_reward must be a finite number"),
+        ("actor_rollout_ref.rollout.name=vllm", "leave it out or set actor_rollout_ref.rollout.name=hf"),
+        ("data.train_files=a.parquet", "goals come from the catalogue; leave it out"),
+        ("trainer.nnodes=3", "3 machines cannot share the 1 ranks"),
+        ("trainer.n_gpus_per_node=2", "ask for 2 ranks, there are 1"),
+        ("data.train_batch_size=1000000", "is more than the"),
+        ("data.max_prompt_length=20", "tokens of the template compact and the longest task"),
+        ("data.max_prompt_length=1000", "are more than the 1024 positions of the policy"),
+        ("data.max_response_length=8", "which no episode can do without"),
+        ("env.webshop.data_dir=nowhere", "no such directory"),
+        ("trainer.output_dir=/dev/null/run", "trainer.output_dir: /dev/null/run cannot be written"),
+    ],
+)
+def test_a_wrong_setting_of_training_is_refused_before_anything_is_written(policy, word, message):
+    assert message in complaint(gigpo_fsdp.main, *SMALL, f"actor_rollout_ref.model.path={policy}", word)
+
+
+def test_a_date_is_a_name_like_any_other(capsys):
+    gigpo_fsdp.main(["--explain", "trainer.experiment_name=2025-01-31", "data.truncation=error"])
+    shown = capsys.readouterr().out
+    assert "trainer.experiment_name=2025-01-31\n" in shown and "note: data.truncation does nothing here" in shown
+
+
+@pytest.mark.parametrize("main", [gigpo_fsdp.main, sft.main, evaluation.main])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"env: {foo: 1}", "unknown setting 'env.foo'"),
+        (b"trainer: {foo: 1}", "unknown setting 'trainer.foo'"),
+        (b"env: {max_steps: 0}", "env.max_steps must be at least 1"),
+        (b"\xff\xfe", "not a YAML file"),
+    ],
+)
+def test_a_mistake_in_a_recipe_names_the_recipe(tmp_path, main, content, message):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_bytes(content)
+    error = complaint(main, "--explain", f"recipe={recipe}")
+    assert message in error and str(recipe) in error
+
+
+def break_weights(policy: Path) -> None:
+    weights = policy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def deepen(policy: Path) -> None:
+    file = policy / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}))
+
+
+def widen(policy: Path) -> None:
+    file = policy / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 512}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_weights, "the model cannot be loaded"),
+        (deepen, "the file of weights lacks model.layers.1."),
+        (widen, "the weights have not the shapes that config.json says"),
+        (lambda policy: (policy / "model.safetensors").unlink(), "the model cannot be loaded"),
+        (lambda policy: (policy / "config.json").write_text("{"), "cannot be loaded"),
+        (lambda policy: (policy / "tokenizer.json").unlink(), "has no tokenizer"),
+        (lambda policy: (policy / "tokenizer.json").write_text("{}"), "the tokenizer cannot be loaded (KeyError"),
+        (lambda policy: (policy / "tokenizer_config.json").write_text("{"), "the tokenizer cannot be loaded"),
+        (lambda policy: (policy / "provenance.json").write_text("{"), "provenance.json: not JSON"),
+        (lambda policy: (policy / "provenance.json").write_text("[]"), "provenance.json: not an object"),
+    ],
+)
+def test_a_damaged_policy_is_refused_by_training_and_evaluation(tmp_path, policy, damage, message):
+    broken = tmp_path / "broken"
+    shutil.copytree(policy, broken)
+    damage(broken)
+    for main, key in ((gigpo_fsdp.main, "actor_rollout_ref.model.path"), (evaluation.main, "model")):
+        words = SMALL if main is gigpo_fsdp.main else [word for word in SMALL if word.startswith(("env.m", "data.max"))]
+        error = complaint(main, *words, f"{key}={broken}")
+        assert message in error and str(broken) in error
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("state.json", "{", "cannot be read"),
+        ("state.json", '{"updates_done": "x"}', "cannot be read (updates_done is 'x')"),
+        ("state.json", '{"hashes": null}', "cannot be read"),
+        ("state.json", '{"hashes": {"catalogue_hash": "aa"}}', "was made with catalogue hash aa"),
+        ("state.json", '{"hashes": {"prompt_template_hash": "aa"}}', "was made with prompt template hash aa"),
+        ("optimizer.safetensors", None, "cannot be read (optimizer.safetensors: "),
+        ("optimizer.safetensors", "x" * 100, "cannot be read (optimizer.safetensors: "),
+        ("policy/model.safetensors", None, "cannot be read (policy/model.safetensors: "),
+        ("policy/model.safetensors", "x" * 100, "cannot be read (policy/model.safetensors: "),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(tmp_path, finished_run, file, content, message):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    checkpoint = run / "checkpoints" / "update_000001"
+    (checkpoint / file).unlink() if content is None else (checkpoint / file).write_text(content)
+    error = complaint(gigpo_fsdp.main, f"trainer.resume_from={run}", "trainer.total_updates=2")
+    assert message in error and str(checkpoint) in error
+
+
+def test_a_run_goes_on_with_its_own_model_in_its_own_place(tmp_path, finished_run, tokenizer):
+    deeper = save(tmp_path / "deeper", tokenizer, layers=2)
+    resume = f"trainer.resume_from={finished_run}"
+    assert "is of another model" in complaint(gigpo_fsdp.main, resume, f"actor_rollout_ref.model.path={deeper}")
+    assert "in its own directory" in complaint(gigpo_fsdp.main, resume, "trainer.output_dir=elsewhere")
+
+
+def test_evaluation_refuses_what_it_could_not_save_or_compare_before_it_plays(tmp_path, policy):
+    words = [f"model={policy}", "goals=1"]
+    saved = tmp_path / "saved.json"
+    assert "out: " in complaint(evaluation.main, *words, "out=/dev/null/x.json")
+    assert "is a directory; name a file" in complaint(evaluation.main, *words, f"out={tmp_path}")
+    columns = {"goal_index": [1], "won": [True], "task_score": [1.0], "episode_length": [3]}
+    whole = {"catalogue_hash": "aa", "split": "eval", "temperature": 0.4, "seed": 0, **columns}
+    saved.write_text(json.dumps(whole))
+    assert "different catalogues" in complaint(evaluation.main, *words, f"baseline={saved}", "out=x.json")
+    saved.write_text(json.dumps(whole | {"won": "x"}))
+    assert "is no saved evaluation" in complaint(evaluation.main, *words, f"baseline={saved}", "out=x.json")
+    if not torch.cuda.is_available():
+        assert "there is no GPU" in complaint(evaluation.main, *words, "device=cuda")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["out=/dev/null/policy"], "out: /dev/null/policy cannot be written"),
+        (["out=p", "lr=nan"], "lr must be a finite number"),
+        (["out=p", "hidden=18", "heads=6"], "hidden must be a multiple of twice the heads"),
+        (["out=p", "max_positions=32"], "are more than the 32 positions"),
+        (["out=p", "data.max_response_length=8"], "which no episode can do without"),
+        (["out=p", "init=nowhere/at/all"], "does not exist"),
+    ],
+)
+def test_imitation_refuses_before_it_begins(words, message):
+    assert message in complaint(sft.main, "goals=1", "epochs=0.1", "hidden=16", "layers=1", "heads=2", *words)
+
+
+def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gigpo_fsdp.py", "env=3"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(gigpo_fsdp.main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: 'env' is a group of settings")
