@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from webshop_env.errors import ShopGymError
+from webshop_env.errors import ShopGymError, no_permission
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:
@@ -14,6 +14,9 @@ def run_command(main: Callable[[list[str]], None]) -> None:
         main(sys.argv[1:])
     except ShopGymError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except PermissionError as error:
+        print(f"error: {no_permission(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

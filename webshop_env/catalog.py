@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -100,10 +101,14 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
         directory = Path(data_dir)
     except TypeError:
         raise CatalogError(f"data_dir must be a directory's path, got {data_dir!r}") from None
-    if not directory.is_dir():
+    try:
+        os.listdir(directory)
+    except PermissionError as error:
+        raise CatalogError(f"{directory}: cannot be read ({error.strerror})") from None
+    except OSError:
         raise CatalogError(
             f"{directory}: no such directory; data_dir must hold items_shuffle*.json and items_ins*.json"
-        )
+        ) from None
     if num_products is not None and num_products < 1:
         raise CatalogError(f"num_products must be at least 1, got {num_products}")
     products_path = _find(directory, "items_shuffle*.json")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from webshop_env.catalog import index_document, load_catalog
-from webshop_env.errors import CatalogError, ShopGymError
+from webshop_env.errors import CatalogError, ShopGymError, no_permission
 from webshop_env.goals import Variant, original_record
 from webshop_env.reward import score_v0
 from webshop_env.search.analyzer import analyze
@@ -422,6 +422,9 @@ def main(arguments: list[str] | None = None) -> int:
         report = replay(options.golden_dir, options.data)
     except ShopGymError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        print(f"error: {no_permission(error)}", file=sys.stderr)
         return 2
     print("\n".join(report.lines(options.show)))
     return 1 if report.differences else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
         where = "" if str(error).startswith(str(options.script)) or isinstance(error, CatalogError) else options.script
         print(f"error: {where}{': ' if where else ''}{error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

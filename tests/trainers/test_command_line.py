@@ -220,3 +220,15 @@ def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(capsys, monkeypatch):
         run_command(gigpo_fsdp.main)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: 'env' is a group of settings")
+
+
+def test_a_place_without_permission_is_one_line(capsys):
+    def main(words: list[str]) -> None:
+        raise PermissionError(13, "Permission denied", "closed/file")
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: closed/file: permission denied; change its permissions or name another place\n"
+    )

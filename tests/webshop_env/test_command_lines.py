@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 
 import gymnasium
 import pytest
@@ -142,3 +145,25 @@ def test_a_pickled_environment_goes_on_where_it_was():
     copy = pickle.loads(pickle.dumps(env))
     assert copy.step("search[mug]")[0] == env.step("search[mug]")[0]
     assert copy.reset()[0] == env.reset()[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is closed to root")
+def test_a_closed_directory_is_one_line(tmp_path, capsys):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    try:
+        assert "cannot be read" in complaint(cli.main, ["describe", "--data-dir", closed], capsys)
+        assert "cannot be read" in complaint(cli.main, ["data", "check", closed / "below"], capsys)
+        assert "permission denied" in complaint(conformance.main, [closed / "below", "--data", closed], capsys)
+    finally:
+        closed.chmod(0o700)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps(["search[mug]"]))
+    command = [sys.executable, "-m", "webshop_env.playback", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as playing:
+        playing.stdout.close()
+        assert playing.stderr.read() == b""
+    assert playing.returncode == 0

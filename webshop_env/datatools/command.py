@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from webshop_env.errors import ShopGymError
+from webshop_env.errors import ShopGymError, no_permission
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +31,7 @@ class Command:
             return self.run(arguments)
         except ShopGymError as error:
             print(f"error: {error}", file=sys.stderr)
+            return 2
+        except PermissionError as error:
+            print(f"error: {no_permission(error)}", file=sys.stderr)
             return 2
