@@ -19,7 +19,6 @@ if __name__ == "__main__":  # before torch: threads that wait by spinning starve
 import json
 import math
 import random
-import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ from trainers.models import (
     train_tokenizer,
     weights_hash,
 )
-from trainers.ranks import start_ranks
+from trainers.ranks import start_ranks, stop_ranks
 from trainers.scoring import LEAST_FILL, Collator, Pairs, TokenScorer, micro_batches
 from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, flatten, group, resolve, setting
 from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world, require_positions
@@ -285,7 +284,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
     made = {
         "made_by": command,
-        "settings": flatten(settings),
+        "settings": {key: value for key, value in flatten(settings).items() if key != "out"},
         "environment": settings.env.env_name,
         "prompt_template": settings.env.prompt,
         "prompt_template_hash": manager.prompt_hash,
@@ -362,7 +361,12 @@ def main(arguments: list[str]) -> None:
     if settings.init:
         earlier = provenance(settings.init)
         print(f"going on from {settings.init} ({json.dumps(earlier.get('figures', {}))})")
-    run(settings, shlex.join(["python", "trainers/sft.py", *arguments]))
+    # Where the directory was on the machine that made it is nobody's business.
+    words = ["out=DIR" if word.startswith("out=") else word for word in arguments]
+    try:
+        run(settings, " ".join(["python", "trainers/sft.py", *words]))
+    finally:
+        stop_ranks()
 
 
 if __name__ == "__main__":
