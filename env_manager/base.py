@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from env_manager.memory import Memory, MemoryEntry, make_memory
-from env_manager.projection import PROJECTIONS, REPLY_CUT
-from env_manager.prompts import Prompt, Template, TokenCounter, build_prompt, load_template
+from env_manager.memory import Memory, MemoryEntry, MemoryLimits, make_memory
+from env_manager.projection import CHINESE_TEXT, PROJECTIONS, REPLY_CUT, ParsedReply
+from env_manager.prompts import Prompt, Template, build_prompt, load_template
 from env_manager.registry import EnvSpec, View, get_env_spec
-from env_manager.types import PageView
+from env_manager.types import PageView, TokenCounter
 from env_manager.vector import make_vector_env
 from webshop_env.errors import ShopGymError
 
@@ -28,15 +28,19 @@ class EnvConfig:
     prompt: str | None = None
     """Template: a packaged name or a file; None takes the environment's own."""
     memory: str = "history"
-    """Kind of memory (`memory.MEMORIES`)."""
+    """Kind of memory: "history", "full", or one of your own as "module:name" (`memory.register_memory`)."""
     history_length: int = 2
     """Past steps that a prompt may show, at least 0."""
+    memory_tokens: int | None = None
+    """Tokens that a memory of the kind "full" keeps; None: as many as the prompt has room for."""
     history_overflow: str = "oldest"
     """What goes when a prompt is too long: "oldest" steps one by one, or "all" past 13,000 characters."""
     max_prompt_tokens: int | None = None
     """Budget of a whole prompt in tokens; None: prompts are never cut."""
     count_tokens: TokenCounter | None = None
-    """Tokens of a prompt as the policy will see it; needed with `max_prompt_tokens`."""
+    """Tokens of a prompt as the policy will see it; needed with `max_prompt_tokens` and `memory_tokens`."""
+    reject_chinese: bool = True
+    """Replies with Chinese characters are malformed, as published (templates think and no_think)."""
     max_steps: int = 15
     """Steps after which an episode is truncated, at least 1."""
     success_reward: float | None = None
@@ -49,8 +53,17 @@ class EnvConfig:
             raise ShopGymError(f"env.history_overflow must be 'oldest' or 'all', got {self.history_overflow!r}")
         if self.max_steps < 1:
             raise ShopGymError(f"env.max_steps must be at least 1, got {self.max_steps}")
-        if self.max_prompt_tokens is not None and self.count_tokens is None:
-            raise ShopGymError("max_prompt_tokens needs count_tokens, a function from a prompt to its tokens")
+        if self.memory_tokens is not None and self.memory_tokens < 0:
+            raise ShopGymError(f"env.memory_tokens must be at least 0, got {self.memory_tokens}")
+        for name in ("max_prompt_tokens", "memory_tokens"):
+            if getattr(self, name) is not None and self.count_tokens is None:
+                raise ShopGymError(f"{name} needs count_tokens, a function from a prompt to its tokens")
+        self.make_memory()  # an unknown one is a mistake now, not at the first reset
+
+    def make_memory(self) -> Memory:
+        """An empty memory for one environment."""
+        limits = MemoryLimits(length=self.history_length, max_tokens=self.memory_tokens, count_tokens=self.count_tokens)
+        return make_memory(self.memory, limits)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +148,7 @@ class EnvManager:
         self.config = config or EnvConfig()
         self.num_envs = num_envs
         self.template: Template = load_template(self.config.prompt or self.spec.template)
-        self._projection = PROJECTIONS[self.template.projection]
+        self._projection = PROJECTIONS[self.spec.projection or self.template.projection]
         is_short = self.template.is_compact
         self._view: View = (self.spec.compact_view if is_short else None) or self.spec.full_view
         kwargs = {**self.spec.env_kwargs, **(env_kwargs or {})}
@@ -155,21 +168,28 @@ class EnvManager:
         """Names how prompts are made, template and views together; what a policy was trained on must be the same."""
         return hashlib.sha256(f"{self.template.digest} {self.spec.view_version}".encode()).hexdigest()
 
-    def reset(self, goal_indexes: Sequence[int]) -> Observations:
-        """Begins one episode per given goal.
+    def reset(self, goal_indexes: Sequence[int], *, group_size: int = 1) -> Observations:
+        """Begins `group_size` episodes per given goal.
 
         Args:
-            goal_indexes: 1 to B goals; slot s gets the s-th. Slots beyond them rest until the next reset.
+            goal_indexes: 1 to B / group_size goals; the g-th goes to the slots from g * group_size to
+                (g + 1) * group_size - 1. Slots beyond them rest until the next reset.
+            group_size: Environments that get the same goal (`env.rollout.n`), at least 1.
         """
-        goals = [int(goal) for goal in goal_indexes]
+        if group_size < 1:
+            raise ShopGymError(f"env.rollout.n must be at least 1, got {group_size}")
+        goals = [int(goal) for goal in goal_indexes for _ in range(group_size)]
         if not 1 <= len(goals) <= self.num_envs:
-            raise ShopGymError(f"reset takes 1 to {self.num_envs} goals, one per environment, got {len(goals)}")
+            raise ShopGymError(
+                f"reset takes 1 to {self.num_envs // group_size} goals for groups of {group_size}, "
+                f"got {len(goal_indexes)}"
+            )
         padded = goals + [goals[-1]] * (self.num_envs - len(goals))
         if self.spec.goal_option is None:
             texts, infos = self.vector_env.reset(seed=padded)  # type: ignore[arg-type]  # a seed per slot is taken too
         else:
             texts, infos = self.vector_env.reset(options={self.spec.goal_option: np.asarray(padded, dtype=np.int32)})
-        memories = [make_memory(self.config.memory, self.config.history_length) for _ in padded]
+        memories = [self.config.make_memory() for _ in padded]
         self._slots = [
             self._slot(texts[s], _info_of(infos, s), memories[s], is_live=s < len(goals)) for s in range(self.num_envs)
         ]
@@ -197,7 +217,7 @@ class EnvManager:
         """
         chosen = self.live_slots() if slots is None else [int(slot) for slot in slots]
         self._check(chosen, replies)
-        parsed = [self._projection(reply) for reply in replies]
+        parsed = [self._parsed(reply) for reply in replies]
         cut = is_cut if is_cut is not None else [False] * len(chosen)
         problems = [REPLY_CUT if p.problem and c else p.problem for p, c in zip(parsed, cut, strict=True)]
         actions = [p.action or "" for p in parsed]
@@ -257,6 +277,12 @@ class EnvManager:
 
     def _slot(self, observation: str, info: dict[str, Any], memory: Memory, *, is_live: bool) -> _Slot:
         return _Slot(observation, info, self._view(observation, info), memory, is_live=is_live)
+
+    def _parsed(self, reply: str) -> ParsedReply:
+        parsed = self._projection(reply)
+        if parsed.problem == CHINESE_TEXT and not self.config.reject_chinese:
+            return ParsedReply(parsed.action, None)  # it is looked for last: nothing else is wrong
+        return parsed
 
     def _reward(self, reward: float, won: bool) -> float:
         if self.config.success_reward is None:

@@ -1,4 +1,8 @@
-"""What an episode remembers for its next prompts."""
+"""What an episode remembers for its next prompts.
+
+A memory of one's own is a class with `reset`, `store` and `fetch`, made known by `register_memory`; see
+`examples/custom_memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from env_manager.plugins import import_plugin
+from env_manager.types import TokenCounter
 from webshop_env.errors import ShopGymError
 
 
@@ -18,6 +24,18 @@ class MemoryEntry:
     """Counted from 1 over the whole episode."""
     anchor: str
     action: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryLimits:
+    """What the settings allow a memory; each kind uses what it has a use for."""
+
+    length: int = 2
+    """Past steps (`env.history_length`), at least 0."""
+    max_tokens: int | None = None
+    """Tokens of all that is fetched (`env.memory_tokens`), at least 0; None: only the prompt's own limit."""
+    count_tokens: TokenCounter | None = None
+    """Tokens of a text as a prompt; needed with `max_tokens`."""
 
 
 class Memory(Protocol):
@@ -52,16 +70,60 @@ class HistoryMemory:
         return list(self._entries)
 
 
-MEMORIES: dict[str, Callable[[int], Memory]] = {"history": HistoryMemory}
-"""Memory by the name that settings use; each is made from the history length."""
+class FullMemory:
+    """Every step of the episode; with a budget, the latest steps whose pages and actions keep to it together.
+
+    Steps are never shown in part: one that is larger than the budget ends what is remembered before it.
+    """
+
+    def __init__(self, max_tokens: int | None = None, count_tokens: TokenCounter | None = None) -> None:
+        if max_tokens is not None and count_tokens is None:
+            raise ShopGymError("env.memory_tokens needs count_tokens, a function from a prompt to its tokens")
+        self._max_tokens, self._count_tokens = max_tokens, count_tokens
+        self._entries: deque[tuple[MemoryEntry, int]] = deque()
+        self._num_tokens = 0
+
+    def reset(self) -> None:
+        self._entries.clear()
+        self._num_tokens = 0
+
+    def store(self, entry: MemoryEntry) -> None:
+        size = 0
+        if self._max_tokens is not None and self._count_tokens is not None:
+            # An empty prompt has the tokens of the chat template, which stand once in the whole prompt.
+            size = self._count_tokens(f"{entry.anchor}\n{entry.action}") - self._count_tokens("")
+        self._entries.append((entry, size))
+        self._num_tokens += size
+        while self._max_tokens is not None and self._num_tokens > self._max_tokens:
+            self._num_tokens -= self._entries.popleft()[1]
+
+    def fetch(self) -> list[MemoryEntry]:
+        return [entry for entry, _ in self._entries]
 
 
-def make_memory(name: str, length: int) -> Memory:
-    """One memory of the named kind.
+MemoryMaker = Callable[[MemoryLimits], Memory]
+
+_MEMORIES: dict[str, MemoryMaker] = {
+    "history": lambda limits: HistoryMemory(limits.length),
+    "full": lambda limits: FullMemory(limits.max_tokens, limits.count_tokens),
+}
+
+
+def register_memory(name: str, make: MemoryMaker) -> None:
+    """Makes a memory known under a name, for `env.memory`; a later one replaces it."""
+    _MEMORIES[name] = make
+
+
+def make_memory(name: str, limits: MemoryLimits) -> Memory:
+    """One memory of the named kind; "module:name" imports the module that registers it first.
 
     Raises:
         ShopGymError: no memory has this name.
     """
-    if name not in MEMORIES:
-        raise ShopGymError(f"env.memory: no memory is called {name!r}; there are {', '.join(sorted(MEMORIES))}")
-    return MEMORIES[name](length)
+    known = import_plugin(name, setting="env.memory")
+    if known not in _MEMORIES:
+        raise ShopGymError(
+            f"env.memory: no memory is called {known!r}; there are {', '.join(sorted(_MEMORIES))}; one of your own "
+            "is named with the module that registers it, as in custom_memory:summary"
+        )
+    return _MEMORIES[known](limits)

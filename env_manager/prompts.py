@@ -18,7 +18,7 @@ from pathlib import Path
 
 from env_manager.memory import MemoryEntry
 from env_manager.projection import PROJECTIONS
-from env_manager.types import PageView
+from env_manager.types import PageView, TokenCounter
 from webshop_env.errors import ShopGymError
 
 MARK = "…"
@@ -27,9 +27,10 @@ PUBLISHED_MAX_CHARS = 13_000
 """Prompts with history longer than this drop all of it when `history_overflow` is "all"."""
 _MIN_PIECES = 6
 """A page of fewer pieces (one long description, say) is shortened word by word."""
+_PLACES_IN_HISTORY = ("step", "anchor", "action")
+_PLACES_IN_ACTION = ("action",)
+_PLACES_IN_PROMPT = ("task", "page", "actions", "history", "num_taken", "num_shown", "step")
 _SECTION = re.compile(r"^--- (first|later)\n", flags=re.MULTILINE)
-
-TokenCounter = Callable[[str], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,19 @@ def parse_template(text: str, name: str) -> Template:
         raise ShopGymError(f"template {name}: the head lacks {missing[0]!r}")
     if head["projection"] not in PROJECTIONS:
         raise ShopGymError(f"template {name}: no projection is called {head['projection']!r}")
+    for where, wording, places in (
+        ("history", head["history"], _PLACES_IN_HISTORY),
+        ("action", head["action"], _PLACES_IN_ACTION),
+        ("--- first", parts[2], _PLACES_IN_PROMPT),
+        ("--- later", parts[4], _PLACES_IN_PROMPT),
+    ):
+        try:
+            wording.format(**dict.fromkeys(places, "1"))
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+            raise ShopGymError(
+                f"template {name}: {where} may hold {', '.join('{' + place + '}' for place in places)}; "
+                "braces of its own are written twice"
+            ) from None
     return Template(
         name=name,
         projection=head["projection"],
@@ -171,10 +185,16 @@ def build_prompt(
         text = render(history, view.pieces, view.admissible)
     if fits(text):
         return Prompt(text, is_cut)
-    for first_shown in range(1, len(history) + 1):
-        text = render(history[first_shown:], view.pieces, view.admissible)
-        if fits(text):
-            return Prompt(text, is_cut=True)
+    # The fewest of the oldest steps whose loss is enough: a long history is not written out once per step of it.
+    low, high = 1, len(history) + 1
+    while low < high:
+        first_shown = (low + high) // 2
+        if fits(render(history[first_shown:], view.pieces, view.admissible)):
+            high = first_shown
+        else:
+            low = first_shown + 1
+    if low <= len(history):
+        return Prompt(render(history[low:], view.pieces, view.admissible), is_cut=True)
     if len(view.pieces) < _MIN_PIECES:
         view, mark = _in_words(view), f"{MARK} "
     else:

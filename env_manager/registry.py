@@ -11,7 +11,8 @@ from typing import Any
 
 import gymnasium
 
-from env_manager import frozen_lake, webshop
+from env_manager import frozen_lake, text_world, webshop
+from env_manager.plugins import import_plugin
 from env_manager.types import PageView
 from webshop_env.errors import ShopGymError
 
@@ -45,6 +46,8 @@ class EnvSpec:
     """Changes whenever a view shows the same page otherwise: policies that were made for other prompts are refused."""
     template: str = "no_think"
     """Template used when the settings name none."""
+    projection: str | None = None
+    """How replies become actions (`projection.PROJECTIONS`); None takes the template's."""
     won: SuccessRule = won_by_info
     goal_option: str | None = None
     """Reset option that takes the goal index; None: the goal index is the seed of the reset."""
@@ -65,14 +68,18 @@ def register_env(spec: EnvSpec, *, name: str | None = None) -> None:
 
 
 def get_env_spec(name: str) -> EnvSpec:
-    """What is registered under the name.
+    """What is registered under the name; "module:name" imports the module that registers it first.
 
     Raises:
         ShopGymError: nothing is.
     """
-    if name not in _SPECS:
-        raise ShopGymError(f"env.env_name: {name!r} is not registered; there are {', '.join(sorted(_SPECS))}")
-    return _SPECS[name]
+    known = import_plugin(name, setting="env.env_name")
+    if known not in _SPECS:
+        raise ShopGymError(
+            f"env.env_name: {known!r} is not registered; there are {', '.join(sorted(_SPECS))}; one of your own is "
+            "named with the module that registers it, as in custom_env:Countdown-v0"
+        )
+    return _SPECS[known]
 
 
 for _version in ("v0", "v1"):
@@ -95,4 +102,8 @@ register_env(
         wrappers=(frozen_lake.TextFrozenLake,),
         env_kwargs={"render_mode": "ansi", "is_slippery": False},
     )
+)
+register_env(
+    EnvSpec(env_id="env_manager.text_world:TextWorld-v0", full_view=text_world.view),
+    name="TextWorld-v0",
 )

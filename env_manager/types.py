@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+TokenCounter = Callable[[str], int]
+"""Tokens of a whole prompt as the policy will see it, chat template included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from env_manager.memory import HistoryMemory, MemoryEntry, make_memory
+from env_manager.memory import HistoryMemory, MemoryEntry, MemoryLimits, make_memory
 from webshop_env.errors import ShopGymError
 
 
@@ -23,11 +23,11 @@ def test_history_keeps_the_last_steps_oldest_first() -> None:
 
 
 def test_a_length_of_zero_remembers_nothing() -> None:
-    memory = make_memory("history", 0)
+    memory = make_memory("history", MemoryLimits(length=0))
     memory.store(entries(1)[0])
     assert memory.fetch() == []
 
 
 def test_an_unknown_memory_is_named() -> None:
     with pytest.raises(ShopGymError, match=r"env\.memory.*'elephant'.*history"):
-        make_memory("elephant", 2)
+        make_memory("elephant", MemoryLimits())

@@ -1,0 +1,30 @@
+"""Names in settings that bring their own module: "module:name" imports the module, which registers the name."""
+
+from __future__ import annotations
+
+import importlib
+
+from webshop_env.errors import ShopGymError
+
+
+def import_plugin(name: str, *, setting: str) -> str:
+    """The name alone, after its module was imported where it has one.
+
+    Args:
+        name: "summary" or "my_module:summary", as Gymnasium writes its ids.
+        setting: Whose value it is, for the error.
+
+    Raises:
+        ShopGymError: There is no such module on the Python path.
+    """
+    module, colon, bare_name = name.partition(":")
+    if not colon:
+        return name
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ShopGymError(
+            f"{setting}: {name!r} wants the module {module!r} ({error}); "
+            "install it or put its directory into PYTHONPATH"
+        ) from None
+    return bare_name
