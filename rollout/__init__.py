@@ -8,6 +8,7 @@ from rollout.types import (
     Policy,
     SamplingParams,
     StepBatch,
+    StreamingPolicy,
 )
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "Policy",
     "SamplingParams",
     "StepBatch",
+    "StreamingPolicy",
     "TrajectoryCollector",
 ]

@@ -1,4 +1,8 @@
-"""The multi-turn loop: prompts to the policy, replies to the environments, until every episode is over."""
+"""The multi-turn loop: prompts to the policy, replies to the environments, until every episode is over.
+
+With a policy that streams, an episode goes on as soon as its own reply is there; with one that does not, the prompts
+of all live episodes are sent at once. The episodes are the same: what is sampled depends on no other episode.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,15 @@ import numpy as np
 from env_manager.base import EnvManager, Observations
 from rollout.flatten import EpisodeRecord, StepRecord, flatten
 from rollout.statistics import batch_statistics
-from rollout.types import Generation, GenerationRequest, NoiseKey, Policy, SamplingParams, StepBatch
+from rollout.types import (
+    Generation,
+    GenerationRequest,
+    NoiseKey,
+    Policy,
+    SamplingParams,
+    StepBatch,
+    StreamingPolicy,
+)
 from webshop_env.errors import ShopGymError
 
 
@@ -24,6 +36,10 @@ class CollectorConfig:
     """Let the policy write only actions that the page offers."""
 
 
+PHASES = ("prompt", "generate", "env", "flatten")
+"""What a rollout spends time on: prompts and their tokens, waiting for the policy, stepping, making rows."""
+
+
 class TrajectoryCollector:
     """Plays groups of episodes with a policy and returns them as rows."""
 
@@ -32,12 +48,13 @@ class TrajectoryCollector:
         self.config = config or CollectorConfig()
         self.statistics: dict[str, float] = {}
         """Figures of the last `collect`: those of `batch_statistics`, and seconds by phase (`time/<phase>_s`)."""
-        self._seconds: dict[str, float] = {}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds_before = dict(self._seconds)
 
     def collect(
         self,
         goal_indexes: Sequence[int] | np.ndarray,
-        policy: Policy,
+        policy: Policy | StreamingPolicy,
         params: SamplingParams,
         *,
         group_size: int,
@@ -53,7 +70,7 @@ class TrajectoryCollector:
 
         Args:
             goal_indexes: One per group.
-            policy: Its weights must not change meanwhile.
+            policy: Its weights must not change meanwhile. One that streams is used so.
             params: How replies are sampled.
             group_size: Episodes of a goal, at least 1.
             update: Pass of the main loop, part of the name of the sampling noise.
@@ -68,7 +85,7 @@ class TrajectoryCollector:
             RuntimeError: a reply was written with other weights than the policy began with.
         """
         self._check(goal_indexes, group_size, first_episode)
-        self._seconds = {"generate": 0.0, "env": 0.0, "prompt": 0.0}
+        began = dict(self._seconds)
         prompt_seconds_before = self.manager.prompt_seconds
         goals_per_pass = self.manager.num_envs // group_size
         episodes: list[EpisodeRecord] = []
@@ -86,20 +103,35 @@ class TrajectoryCollector:
         in_manager = self.manager.prompt_seconds - prompt_seconds_before
         self._seconds["prompt"] += in_manager
         self._seconds["env"] -= in_manager
-        batch = flatten(episodes)
-        times = {f"time/{phase}_s": seconds for phase, seconds in self._seconds.items()}
+        with self._timed("flatten"):
+            batch = flatten(episodes)
+        times = {f"time/{phase}_s": self._seconds[phase] - began[phase] for phase in PHASES}
         self.statistics = batch_statistics(batch) | times
         return batch
 
+    def pop_seconds(self) -> dict[str, float]:
+        """Seconds by phase (`time/<phase>_s`) of all collections since this was last asked."""
+        spent = {f"time/{phase}_s": self._seconds[phase] - self._seconds_before[phase] for phase in PHASES}
+        self._seconds_before = dict(self._seconds)
+        return spent
+
     def _play(
-        self, episodes: Sequence[EpisodeRecord], policy: Policy, params: SamplingParams, *, update: int, seed: int
+        self,
+        episodes: Sequence[EpisodeRecord],
+        policy: Policy | StreamingPolicy,
+        params: SamplingParams,
+        *,
+        update: int,
+        seed: int,
     ) -> None:
         """Plays one episode per slot to its end; episode s lives in slot s."""
         version = policy.weight_version
+        engine = policy if isinstance(policy, StreamingPolicy) else _AllAtOnce(policy)
         with self._timed("env"):
             observations = self.manager.reset([episode.goal_index for episode in episodes])
-        while observations.is_live.any():
-            slots = [int(slot) for slot in observations.is_live.nonzero()[0]]
+        to_ask = observations.is_live.nonzero()[0].tolist()
+        waiting: dict[int, tuple[int, GenerationRequest]] = {}
+        while to_ask or waiting:
             with self._timed("prompt"):
                 requests = [
                     GenerationRequest(
@@ -107,18 +139,29 @@ class TrajectoryCollector:
                         noise=NoiseKey(seed, update, episodes[slot].episode_id, len(episodes[slot].steps)),
                         admissible=observations.admissible[slot] if self.config.constrained else None,
                     )
-                    for slot in slots
+                    for slot in to_ask
                 ]
             with self._timed("generate"):
-                generations = policy.generate(requests, params)
-            for generation in generations:
+                if requests:
+                    numbers = engine.submit(requests, params)
+                    waiting.update(zip(numbers, zip(to_ask, requests, strict=True), strict=True))
+                # Replies that nobody waits for belong to a collection that was interrupted.
+                finished = [(*waiting.pop(n), generation) for n, generation in engine.poll() if n in waiting]
+            finished.sort(key=lambda item: item[0])
+            for _, _, generation in finished:
                 if generation.weight_version != version:
                     raise RuntimeError(
                         f"a reply was written with weights {generation.weight_version}, expected {version}: "
                         "load the engine's weights between two collections, never during one"
                     )
-            with self._timed("env"):
-                observations = self._step(episodes, slots, requests, generations, observations)
+            to_ask = []
+            if finished:
+                slots = [slot for slot, _, _ in finished]
+                with self._timed("env"):
+                    observations = self._step(
+                        episodes, slots, [r for _, r, _ in finished], [g for _, _, g in finished], observations
+                    )
+                to_ask = [slot for slot in slots if observations.is_live[slot]]
 
     def _step(
         self,
@@ -171,3 +214,18 @@ class TrajectoryCollector:
         began = perf_counter()
         yield
         self._seconds[phase] += perf_counter() - began
+
+
+class _AllAtOnce:
+    """A policy that only answers whole lists, spoken to as if it streamed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._answers: list[tuple[int, Generation]] = []
+
+    def submit(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[int]:
+        self._answers = list(enumerate(self._policy.generate(requests, params)))
+        return list(range(len(requests)))
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        return self._answers

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -82,6 +82,36 @@ class Policy(Protocol):
 
     def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
         """Answers in the order of the requests."""
+        ...
+
+
+@runtime_checkable
+class StreamingPolicy(Protocol):
+    """A policy that also takes requests while others are being answered, so that no episode waits for another.
+
+    The collector uses these two methods where a policy has them, and `generate` where it has not.
+    """
+
+    weight_version: int
+
+    def encode(self, prompt: str) -> np.ndarray:
+        """As `Policy.encode`."""
+        ...
+
+    def submit(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[int]:
+        """Takes requests without waiting for replies.
+
+        Returns:
+            A number for each, in order, that no other request of this policy has or had.
+        """
+        ...
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        """Works or waits for a while and hands over what is finished, each once, in any order; perhaps nothing.
+
+        Raises:
+            Exception: A request failed for good. A policy must not stay silent about one: its episode waits for it.
+        """
         ...
 
 

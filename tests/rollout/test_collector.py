@@ -65,8 +65,11 @@ def test_numbers_of_groups_episodes_and_steps() -> None:
     figures = collector.statistics
     assert figures["rollout/success_frac"] == 1.0
     assert figures["rollout/step_group_size"] == 2.0
-    assert {key for key in figures if key.startswith("time/")} == {"time/generate_s", "time/env_s", "time/prompt_s"}
+    times = {key for key in figures if key.startswith("time/")}
+    assert times == {"time/generate_s", "time/env_s", "time/prompt_s", "time/flatten_s"}
     assert all(figures[key] >= 0 for key in figures)
+    assert collector.pop_seconds() == pytest.approx({key: figures[key] for key in times})
+    assert set(collector.pop_seconds().values()) == {0.0}, "told once"
 
 
 def test_only_live_environments_are_asked() -> None:
