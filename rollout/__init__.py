@@ -1,6 +1,7 @@
 """Playing many episodes with a policy, and the rows that come out of it."""
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
+from rollout.storage import load_batch, save_batch
 from rollout.types import (
     Generation,
     GenerationRequest,
@@ -21,4 +22,6 @@ __all__ = [
     "StepBatch",
     "StreamingPolicy",
     "TrajectoryCollector",
+    "load_batch",
+    "save_batch",
 ]
