@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from env_manager.memory import Memory, MemoryEntry, MemoryLimits, make_memory
@@ -104,6 +105,8 @@ class StepResult:
     """bool [S]: the episode ended by itself (a purchase)."""
     truncated: np.ndarray
     """bool [S]: it ran out of steps."""
+    failed: np.ndarray
+    """bool [S]: truncated because its environment was lost; the whole episode says nothing and is to be left out."""
     won: np.ndarray
     """bool [S]."""
     task_score: np.ndarray
@@ -135,6 +138,8 @@ class EnvManager:
         num_envs: int,
         config: EnvConfig | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        make_envs: Callable[..., gymnasium.vector.VectorEnv] = make_vector_env,
     ) -> None:
         """Makes the environments.
 
@@ -143,6 +148,7 @@ class EnvManager:
             num_envs: B.
             config: How it is presented.
             env_kwargs: Constructor settings of the environment, over those of the spec.
+            make_envs: The backend: `make_vector_env` in this process, `ray_backend.RayVectorEnv` in actors.
         """
         self.spec = get_env_spec(spec) if isinstance(spec, str) else spec
         self.config = config or EnvConfig()
@@ -154,7 +160,7 @@ class EnvManager:
         kwargs = {**self.spec.env_kwargs, **(env_kwargs or {})}
         if self.spec.max_steps_kwarg:
             kwargs.setdefault(self.spec.max_steps_kwarg, self.config.max_steps)
-        self.vector_env = make_vector_env(self.spec.env_id, num_envs, wrappers=self.spec.wrappers, env_kwargs=kwargs)
+        self.vector_env = make_envs(self.spec.env_id, num_envs, wrappers=self.spec.wrappers, env_kwargs=kwargs)
         self._slots: list[_Slot] = []
         self.num_prompts = 0
         """Prompts made since construction."""
@@ -168,7 +174,7 @@ class EnvManager:
         """Names how prompts are made, template and views together; what a policy was trained on must be the same."""
         return hashlib.sha256(f"{self.template.digest} {self.spec.view_version}".encode()).hexdigest()
 
-    def reset(self, goal_indexes: Sequence[int], *, group_size: int = 1) -> Observations:
+    def reset(self, goal_indexes: Sequence[int] | np.ndarray, *, group_size: int = 1) -> Observations:
         """Begins `group_size` episodes per given goal.
 
         Args:
@@ -237,6 +243,7 @@ class EnvManager:
             reward=np.zeros(num, dtype=np.float32),
             terminated=np.zeros(num, dtype=bool),
             truncated=np.zeros(num, dtype=bool),
+            failed=np.zeros(num, dtype=bool),
             won=np.zeros(num, dtype=bool),
             task_score=np.zeros(num, dtype=np.float32),
             observations=None,  # type: ignore[arg-type]  # made below, once the slots are up to date
@@ -254,6 +261,7 @@ class EnvManager:
             result.truncated[s] = not terminated and (
                 bool(truncations[index]) or slot.num_steps >= self.config.max_steps
             )
+            result.failed[s] = bool(info.get("failed", False))
             result.won[s] = won
             result.task_score[s] = float(info.get("task_score", won)) if terminated else 0.0
             result.reward[s] = self._reward(float(rewards[index]), won)
@@ -270,6 +278,10 @@ class EnvManager:
     def page(self, slot: int) -> tuple[str, dict[str, Any]]:
         """The environment's own observation and info, for policies that read the page and not the prompt."""
         return self._slots[slot].observation, self._slots[slot].info
+
+    def view(self, slot: int) -> PageView:
+        """The current page of a slot, taken apart."""
+        return self._slots[slot].view
 
     def close(self) -> None:
         """Lets the environments go."""

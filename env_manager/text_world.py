@@ -33,7 +33,7 @@ class TextWorldGame(gymnasium.Env):
     The observation is what the game answered, if anything, then where the player stands and what he carries.
     """
 
-    metadata = {"render_modes": []}
+    metadata = {"render_modes": []}  # noqa: RUF012  (Gymnasium's way)
 
     def __init__(self, *, num_rooms: int = 3, num_objects: int = 4, quest_length: int = 3) -> None:
         """Sets the size of the games.

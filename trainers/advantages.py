@@ -41,6 +41,10 @@ class AdvantageConfig:
     """Least ratio of difflib's SequenceMatcher between similar pages, in (0, 1]."""
     invalid_action_penalty_coef: float = 0.1
     """Reward units taken from the row of a malformed reply, at least 0; 0 is off."""
+    penalise_cut: bool = True
+    """Malformed replies that the length limit ended are penalised too."""
+    strict: bool = False
+    """Actions that the page does not offer are penalised too."""
 
     def __post_init__(self) -> None:
         if self.adv_estimator not in ESTIMATORS:
@@ -106,7 +110,12 @@ def discounted_returns(
 
 def penalties(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
     """float32 [N]: what a malformed reply costs its own row; earlier steps never see it."""
-    return np.where(batch.format_valid, 0.0, config.invalid_action_penalty_coef).astype(np.float32)
+    is_penalised = ~batch.format_valid
+    if config.strict:
+        is_penalised = is_penalised | ~batch.action_possible
+    if not config.penalise_cut and batch.reply_is_cut is not None:
+        is_penalised = is_penalised & (batch.format_valid | ~batch.reply_is_cut)
+    return np.where(is_penalised, config.invalid_action_penalty_coef, 0.0).astype(np.float32)
 
 
 def compare_within_groups(values: np.ndarray, group_ids: np.ndarray, *, mode: str = "mean_norm") -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Trains a policy on a shop with GiGPO, on one process or under torchrun.
+"""Trains a policy in a shop, or any other registered environment, with GiGPO, on one process or under torchrun.
 
 python trainers/gigpo_fsdp.py                                  the default run: minutes on 2 CPU cores
 python trainers/gigpo_fsdp.py recipe=NAME key=value ...        another recipe, other settings
@@ -57,14 +57,14 @@ from trainers.worlds import (
     make_manager,
     open_world,
     require_positions,
-    shop_notes,
+    world_notes,
 )
 
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerBase
 
-    from webshop_env.shop import Shop
+    from trainers.worlds import World
 
 VALIDATION_ENVS = 128
 """Validation episodes that a rank plays at once."""
@@ -77,7 +77,7 @@ class Run:
     settings: Settings
     ranks: Ranks
     directory: Path
-    shop: Shop
+    world: World
     tokenizer: PreTrainedTokenizerBase
     goals: GoalOrder
     collector: TrajectoryCollector
@@ -149,7 +149,7 @@ def validate(run: Run) -> Evaluation:
             sampling,
             run.ranks,
             seed=run.settings.trainer.seed,
-            catalogue_hash=run.shop.catalogue_hash,
+            catalogue_hash=run.world.catalogue_hash,
             split=validation_split(run.settings),
         )
     run.log.log(done, evaluation.metrics())
@@ -194,9 +194,9 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     place = "trainer.resume_from" if settings.trainer.resume_from else "trainer.output_dir"
     require_writable(run_directory(settings), setting=place)
     model_path = settings.actor_rollout_ref.model.path
-    shop = open_world(settings.env)
-    goals = GoalOrder(shop.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
-    validation_goals = fixed_goals(shop, validation_split(settings), settings.data.val_batch_size)
+    world = open_world(settings.env)
+    goals = GoalOrder(world.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
+    validation_goals = fixed_goals(world, validation_split(settings), settings.data.val_batch_size)
     tokenizer = load_tokenizer(model_path)
     rollout = settings.actor_rollout_ref.rollout
     grammar = make_grammar(tokenizer, settings.env, settings.data) if rollout.constrained else None
@@ -217,7 +217,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     hashes = {
         "environment": settings.env.env_name,
         "prompt_template_hash": manager.prompt_hash,
-        "catalogue_hash": shop.catalogue_hash,
+        "catalogue_hash": world.catalogue_hash,
     }
     refuse_other_prompts(
         model_path, prompt_template_hash=hashes["prompt_template_hash"], environment=hashes["environment"]
@@ -257,7 +257,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         settings=settings,
         ranks=ranks,
         directory=directory,
-        shop=shop,
+        world=world,
         tokenizer=tokenizer,
         goals=goals,
         collector=TrajectoryCollector(manager, CollectorConfig(constrained=rollout.constrained)),
@@ -325,6 +325,8 @@ def advantage_config(settings: Settings) -> AdvantageConfig:
         enable_similarity=gigpo.enable_similarity,
         similarity_thresh=gigpo.similarity_thresh,
         invalid_action_penalty_coef=actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0,
+        penalise_cut=settings.env.projection.penalise_cut,
+        strict=settings.env.projection.strict,
     )
 
 
@@ -412,7 +414,7 @@ def main(arguments: list[str]) -> None:
     ranks = start_ranks()
     try:
         run = open_run(settings, ranks)
-        for note in notes + shop_notes(run.shop):
+        for note in notes + world_notes(run.world):
             run.log.say(f"note: {note}")
         run.log.say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
         if run.state.updates_done:

@@ -90,8 +90,18 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProjectionSettings:
+    reject_chinese: bool = setting(True, "replies with Chinese characters are malformed (not with env.prompt=compact)")
+    penalise_cut: bool = setting(True, "malformed replies that the length limit ended cost the penalty too")
+    strict: bool = setting(False, "actions that the page does not offer cost the penalty too")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSettings:
-    env_name: str = setting("WebShop-v1", "Gymnasium id; `Webshop` is WebShop-v0 with variant verl")
+    env_name: str = setting(
+        "WebShop-v1",
+        "registered name, or module:name to import the module that registers it; `Webshop` is WebShop-v0, variant verl",
+    )
     variant: Variant = setting(None, "variant of the environment", only=(None, "verl"))
     webshop: WebshopSettings = group(WebshopSettings)
     seed: int = setting(0, "seed of the environments (v0: of the prices and caps drawn)", at_least=0)
@@ -99,7 +109,11 @@ class EnvSettings:
     history_length: int = setting(2, "last steps that a prompt shows", at_least=0)
     prompt: str = setting("think", "prompt template: think, no_think, compact")
     history_overflow: str = setting("oldest", "what a prompt over its limit loses first", only=("oldest", "all"))
-    memory: str = setting("history", "kind of memory", only=("history",))
+    memory: str = setting("history", "kind of memory: history, full, or module:name for one of your own")
+    memory_tokens: int | None = setting(
+        None, "tokens that the memory `full` keeps; null is what the prompt has room for", at_least=0
+    )
+    projection: ProjectionSettings = group(ProjectionSettings)
     reward: str = setting("sparse", "training reward: success_reward or 0, or the task score", only=("sparse", "score"))
     success_reward: float = setting(10.0, "sparse reward of a won episode", above=0)
     rollout: EnvRolloutSettings = group(EnvRolloutSettings)

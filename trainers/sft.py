@@ -47,7 +47,7 @@ from trainers.models import (
 from trainers.ranks import start_ranks, stop_ranks
 from trainers.scoring import LEAST_FILL, Collator, Pairs, TokenScorer, micro_batches
 from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, flatten, group, resolve, setting
-from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world, require_positions
+from trainers.worlds import fixed_goals, make_grammar, make_manager, open_shop_world, require_positions
 from webshop_env.policies import OraclePolicy
 from webshop_env.shop import Shop
 
@@ -257,7 +257,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     if settings.device == "cuda" and device.type == "cpu":
         raise SettingsError("device=cuda, but there is no GPU that torch can use")
     ranks = start_ranks()
-    shop = open_world(settings.env)
+    shop = open_shop_world(settings.env)
     train_goals = shop.split("train")
     goals = np.random.default_rng(settings.seed).permutation(train_goals)[: settings.goals or None]
     goals = np.tile(goals, settings.episodes_per_goal)

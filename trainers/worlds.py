@@ -2,30 +2,91 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from env_manager import EnvConfig, EnvManager
+from env_manager import EnvConfig, EnvManager, get_env_spec
 from env_manager.prompts import load_template
 from rollout.constrained import ActionGrammar
 from trainers.settings import DataSettings, EnvSettings, SettingsError
 from webshop_env.actions import BACK, BUY
+from webshop_env.goals import splits
 from webshop_env.shop import Shop, open_shop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from env_manager import PageView
     from webshop_env.catalog import Version
 
 GOAL_ORDER_SEED = 233
 """Chooses the fixed validation goals out of a split; the published split seed."""
+NUM_SEEDS = 11_500
+"""Goals of an environment that is no shop: seeds 0-499 are its test split, 500-1499 eval, the rest train."""
 
 
-def open_world(env: EnvSettings) -> Shop:
-    """The shop that the settings name, shared by all environments of this process."""
-    if not env.env_name.startswith("WebShop-"):
+class World(Protocol):
+    """What training has to know of an environment: its goals and a name for what results depend on."""
+
+    @property
+    def catalogue_hash(self) -> str:
+        """Equal for two runs whose goals mean the same."""
+        ...
+
+    def split(self, name: str, /) -> np.ndarray:
+        """int32, rising: the goals of "train", "eval", "test" or "all"."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeedWorld:
+    """Any registered environment that is no shop: its goals are the seeds of its resets."""
+
+    env_name: str
+    num_goals: int = NUM_SEEDS
+
+    @property
+    def catalogue_hash(self) -> str:
+        return hashlib.sha256(f"{self.env_name}, {self.num_goals} seeds".encode()).hexdigest()
+
+    def split(self, name: str, /) -> np.ndarray:
+        places = splits(self.num_goals) | {"all": range(self.num_goals)}
+        return np.asarray(places[name], dtype=np.int32)
+
+
+def is_shop(env: EnvSettings) -> bool:
+    """Whether the environment is one of the package's shops, with a catalogue."""
+    return env.env_name.startswith("WebShop-")
+
+
+def open_world(env: EnvSettings) -> World:
+    """The shop that the settings name, shared by all environments of this process, or the seeds of something else.
+
+    Raises:
+        ShopGymError: No such environment is registered, or its goals are not chosen by seeds.
+    """
+    if is_shop(env):
+        return open_shop_world(env)
+    spec = get_env_spec(env.env_name)
+    if spec.goal_option is not None:
+        raise SettingsError(
+            f"env.env_name: {env.env_name} takes its goals by the reset option {spec.goal_option!r}, training knows "
+            "only those of shops; leave EnvSpec.goal_option out and choose the goal by the seed of the reset"
+        )
+    return SeedWorld(env.env_name)
+
+
+def open_shop_world(env: EnvSettings) -> Shop:
+    """The shop that the settings name.
+
+    Raises:
+        SettingsError: They name something else.
+    """
+    if not is_shop(env):
         raise SettingsError(f"env.env_name: {env.env_name!r} is not a shop; take WebShop-v0 or WebShop-v1")
     version = cast("Version", env.env_name.removeprefix("WebShop-"))  # open_shop refuses other versions
     return open_shop(
@@ -56,21 +117,25 @@ def make_manager(
         memory=env.memory,
         history_length=env.history_length,
         history_overflow=env.history_overflow,
+        memory_tokens=None if count_tokens is None else env.memory_tokens,
         max_prompt_tokens=None if count_tokens is None else data.max_prompt_length,
         count_tokens=count_tokens,
+        reject_chinese=env.projection.reject_chinese,
         max_steps=env.max_steps,
         success_reward=env.success_reward if env.reward == "sparse" else None,
     )
-    shop = open_world(env)
     if count_tokens is not None:
-        _require_room(env, data, shop, count_tokens)
-    return EnvManager(env.env_name, num_envs, config, {"shop": shop})
+        _require_room(env, data, count_tokens)
+    return EnvManager(env.env_name, num_envs, config, {"shop": open_shop_world(env)} if is_shop(env) else None)
 
 
-def _require_room(env: EnvSettings, data: DataSettings, shop: Shop, count_tokens: Callable[[str], int]) -> None:
+def _require_room(env: EnvSettings, data: DataSettings, count_tokens: Callable[[str], int]) -> None:
     """Refuses a limit of prompts that what is never cut, wording and task, does not keep to."""
     template = load_template(env.prompt)
-    task = max((goal.instruction_text for goal in shop.goals), key=len)
+    if is_shop(env):
+        task = max((goal.instruction_text for goal in open_shop_world(env).goals), key=len)
+    else:
+        task = _first_page(env).task
     empty = {"page": "", "actions": "", "history": "", "num_taken": 0, "num_shown": 0, "step": 1}
     num_fixed = count_tokens(template.first.format(task=task, **empty))
     if num_fixed > data.max_prompt_length:
@@ -78,6 +143,16 @@ def _require_room(env: EnvSettings, data: DataSettings, shop: Shop, count_tokens
             f"data.max_prompt_length={data.max_prompt_length} is less than the {num_fixed} tokens of the template "
             f"{env.prompt} and the longest task, with no page yet; raise it, or take a shorter env.prompt"
         )
+
+
+def _first_page(env: EnvSettings) -> PageView:
+    """Where an environment that is no shop begins its first training goal."""
+    manager = EnvManager(env.env_name, 1, EnvConfig(prompt=env.prompt))
+    try:
+        manager.reset(open_world(env).split("train")[:1])
+        return manager.view(0)
+    finally:
+        manager.close()
 
 
 def require_positions(config: Any, data: DataSettings) -> None:
@@ -99,13 +174,17 @@ def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: Dat
     """The grammar of replies for the settings' template.
 
     Raises:
-        SettingsError: Not even the shortest episode, a search, a product, a purchase, fits into the limit of replies.
+        SettingsError: Not even the shortest episode of a shop, a search, a product, a purchase, fits into the limit of
+            replies, or not all actions of another environment's first page do.
     """
     grammar = ActionGrammar(
         tokenizer, free_prefix=load_template(env.prompt).thinks, max_tokens=data.max_response_length
     )
-    asin = next(iter(open_world(env).products)).lower()
-    needed = ("search[a]", f"click[{asin}]", f"click[{BACK}]".lower(), f"click[{BUY}]".lower())
+    if is_shop(env):
+        asin = next(iter(open_shop_world(env).products)).lower()
+        needed: tuple[str, ...] = ("search[a]", f"click[{asin}]", f"click[{BACK}]".lower(), f"click[{BUY}]".lower())
+    else:
+        needed = _first_page(env).admissible
     longest = max(needed, key=lambda action: len(grammar.encode_reply(action)))
     num_tokens = len(grammar.encode_reply(longest))
     if num_tokens > data.max_response_length:
@@ -116,9 +195,9 @@ def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: Dat
     return grammar
 
 
-def fixed_goals(shop: Shop, split: str, num: int) -> np.ndarray:
+def fixed_goals(world: World, split: str, num: int) -> np.ndarray:
     """The same `num` goals of a split every time, int32, rising; all of them when it has fewer."""
-    goals = shop.split(split)
+    goals = world.split(split)
     if len(goals) == 0:
         raise SettingsError(f"the {split} split of this catalogue is empty")
     if num >= len(goals):
@@ -149,15 +228,10 @@ class GoalOrder:
         return np.random.default_rng((self.seed, epoch)).permutation(self.goals)
 
 
-def shop_notes(shop: Shop) -> list[str]:
-    """What to tell about the catalogue before long work begins: whether any of its rows had to be repaired."""
-    if not shop.warnings:
+def world_notes(world: World) -> list[str]:
+    """What to tell about a catalogue before long work begins: whether any of its rows had to be repaired."""
+    if not isinstance(world, Shop) or not world.warnings:
         return []
-    counts = ", ".join(f"{kind} {count}" for kind, count in shop.describe()["warnings"].items())
-    directory = shop.describe()["directory"]
+    counts = ", ".join(f"{kind} {count}" for kind, count in world.describe()["warnings"].items())
+    directory = world.describe()["directory"]
     return [f"odd rows of the catalogue were repaired or skipped: {counts} (shopgym data check {directory})"]
-
-
-def describe_world(shop: Shop) -> dict[str, Any]:
-    """What results depend on, for checkpoints and evaluations."""
-    return {"catalogue_hash": shop.catalogue_hash, "num_goals": len(shop.goals), "version": shop.version}

@@ -16,6 +16,7 @@ from trainers.advantages import (
     compare_within_groups,
     discounted_returns,
     episode_advantages,
+    penalties,
     similar_pages,
     step_advantages,
     with_advantages,
@@ -76,6 +77,23 @@ def test_discounted_returns_of_a_win_at_the_fourth_step():
 def test_the_penalty_of_a_malformed_reply_stays_at_its_own_step():
     batch = rows_of([{"rewards": [0, 0, 0, 10], "valid": [True, False, True, True]}])
     assert with_advantages(batch, AdvantageConfig()).step_return == pytest.approx([8.57375, 8.925, 9.5, 10.0])
+
+
+def test_replies_cut_by_the_length_limit_are_spared_where_the_settings_say_so():
+    batch = rows_of([{"rewards": [0, 0, 0], "valid": [False, False, True]}])
+    batch.reply_is_cut = np.array([True, False, True])
+    assert penalties(batch, AdvantageConfig()) == pytest.approx([0.1, 0.1, 0.0])
+    assert penalties(batch, AdvantageConfig(penalise_cut=False)) == pytest.approx([0.0, 0.1, 0.0])
+
+
+def test_strict_mode_also_penalises_actions_that_the_page_does_not_offer():
+    batch = rows_of([{"rewards": [0, 0, 0], "valid": [True, False, True]}])
+    batch.action_possible = np.array([False, False, True])
+    assert penalties(batch, AdvantageConfig()) == pytest.approx([0.0, 0.1, 0.0])
+    assert penalties(batch, AdvantageConfig(strict=True)) == pytest.approx([0.1, 0.1, 0.0])
+    batch.reply_is_cut = np.array([True, True, False])
+    spared = penalties(batch, AdvantageConfig(strict=True, penalise_cut=False))
+    assert spared == pytest.approx([0.1, 0.0, 0.0]), "a well-formed reply is not spared for its length"
 
 
 def test_returns_do_not_leak_between_interleaved_episodes():
