@@ -5,7 +5,9 @@ Computed after the rows of all ranks are together, they do not depend on the num
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -15,8 +17,11 @@ from rollout.types import StepBatch
 def batch_statistics(batch: StepBatch) -> dict[str, float]:
     """Means over episodes, steps or step groups of a batch; empty for a batch without rows.
 
-    Keys are `rollout/<what>_<unit>`. Fractions of steps count rows, fractions of episodes count episodes. The share
-    of singletons is of rows: a row alone in its (group, anchor) gets no step credit.
+    Keys are `rollout/<what>_<unit>`. Fractions of steps count rows, fractions of episodes count episodes. Step groups
+    are the rows of one (group, anchor); their shares are of rows. A row alone in its group, and one of a group in
+    which it went on equally well everywhere, get no step credit. A loop in lock-step, which goes on to ask finished
+    episodes until the last one is over, would have generated `generated_tokens / lock_step_frac` tokens (the replies
+    that it throws away taken to be as long as the others).
     """
     if len(batch) == 0:
         return {}
@@ -38,31 +43,51 @@ def batch_statistics(batch: StepBatch) -> dict[str, float]:
         "rollout/reply_length_tokens": reply_lengths.mean(),
         "rollout/reply_length_max_tokens": reply_lengths.max(),
         "rollout/generated_tokens": reply_lengths.sum(),
+        "rollout/lock_step_frac": len(batch) / (len(firsts) * batch.episode_length.max()),
         **_step_group_figures(batch),
     }
     if batch.terminated is not None:
-        figures["rollout/purchase_frac"] = batch.terminated[firsts].mean()
+        ended = batch.terminated[firsts]
+        figures["rollout/purchase_frac"] = ended.mean()
+        if ended.any():
+            figures["rollout/purchase_score"] = batch.task_score[firsts][ended].mean()
     if batch.prompt_is_cut is not None:
         figures["rollout/cut_prompt_frac"] = batch.prompt_is_cut.mean()
     if batch.reply_is_cut is not None:
         figures["rollout/cut_reply_frac"] = batch.reply_is_cut.mean()
     if batch.problem is not None:
-        for problem, count in sorted(Counter(p for p in batch.problem if p is not None).items()):
-            figures[f"rollout/invalid/{_slug(problem)}_frac"] = count / len(batch)
+        figures |= _shares("invalid", (p for p in batch.problem if p is not None), len(batch))
+    if batch.reason is not None:
+        impossible = batch.reason[~batch.action_possible]
+        # What a page refused is named in brackets or after a colon; the kind of reason stands before.
+        figures |= _shares("impossible", (re.split(r"[\[:]", reason)[0] for reason in impossible), len(batch))
     return {key: float(value) for key, value in figures.items()}
 
 
 def _step_group_figures(batch: StepBatch) -> dict[str, float]:
     keys = np.stack([batch.group_id, batch.anchor_id], axis=1)
-    _, sizes = np.unique(keys, axis=0, return_counts=True)
-    _, group_sizes = np.unique(batch.group_id, return_counts=True)
-    return {
+    _, step_group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    size_of_row = sizes[step_group]
+    figures = {
         "rollout/step_group_size": sizes.mean(),
-        "rollout/singleton_step_frac": (sizes == 1).sum() / len(batch),
-        "rollout/num_groups": len(group_sizes),
+        "rollout/step_group_max_size": sizes.max(),
+        "rollout/singleton_step_frac": (size_of_row == 1).mean(),
+        "rollout/num_groups": len(np.unique(batch.group_id)),
     }
+    for least, most in ((2, 4), (5, 8)):
+        is_within = (size_of_row >= least) & (size_of_row <= most)
+        figures[f"rollout/step_group_of_{least}_to_{most}_frac"] = is_within.mean()
+    figures["rollout/step_group_over_8_frac"] = (size_of_row > 8).mean()
+    if batch.step_return is not None:
+        highest = np.full(len(sizes), -np.inf)
+        lowest = np.full(len(sizes), np.inf)
+        np.maximum.at(highest, step_group, batch.step_return)
+        np.minimum.at(lowest, step_group, batch.step_return)
+        figures["rollout/step_credit_frac"] = (highest > lowest)[step_group].mean()
+    return figures
 
 
-def _slug(problem: str) -> str:
-    words = "".join(c if c.isalnum() else " " for c in problem.lower()).split()
-    return "_".join(words)
+def _shares(name: str, texts: Iterable[str], num_rows: int) -> dict[str, float]:
+    """How often each text occurs, as `rollout/<name>/<text>_frac` of the rows."""
+    counts = Counter("_".join(re.findall(r"[^\W_]+", text.lower()))[:60] for text in texts)
+    return {f"rollout/{name}/{slug}_frac": count / num_rows for slug, count in sorted(counts.items())}

@@ -97,7 +97,33 @@ def test_statistics_by_hand() -> None:
         # Step groups: start of group 2 twice, item twice, results once, start of group 3 once.
         "rollout/step_group_size": 1.5,
         "rollout/singleton_step_frac": 2 / 6,
+        "rollout/step_group_max_size": 2,
+        "rollout/step_group_of_2_to_4_frac": 4 / 6,
+        "rollout/step_group_of_5_to_8_frac": 0.0,
+        "rollout/step_group_over_8_frac": 0.0,
+        "rollout/impossible/no_such_button_frac": 1 / 6,
+        "rollout/purchase_score": 0.75,
+        # In lock-step, all three would have been asked three times.
+        "rollout/lock_step_frac": 6 / 9,
     }
     for key, value in expected.items():
         assert figures[key] == pytest.approx(value), key
     assert batch_statistics(flatten([])) == {}
+    assert "rollout/step_credit_frac" not in figures
+
+
+def test_step_credit_is_where_the_same_page_went_on_differently() -> None:
+    batch = flatten(episodes())
+    batch.step_return = np.float32([8, 9, 10, 0, 0, 0])
+    assert batch_statistics(batch)["rollout/step_credit_frac"] == pytest.approx(4 / 6), "start and item of group 2"
+    batch.step_return = np.float32([8, 10, 10, 0, 0, 0])
+    assert batch_statistics(batch)["rollout/step_credit_frac"] == pytest.approx(2 / 6), "start of group 2"
+
+
+def test_reasons_are_counted_by_kind_not_by_what_was_refused() -> None:
+    batch = flatten(episodes())
+    batch.action_possible[:3] = False
+    batch.reason[:3] = ["this page does not offer click[red]", "this page does not offer click[blue]", "it failed: 42"]
+    figures = batch_statistics(batch)
+    assert figures["rollout/impossible/this_page_does_not_offer_click_frac"] == pytest.approx(2 / 6)
+    assert figures["rollout/impossible/it_failed_frac"] == pytest.approx(1 / 6)
