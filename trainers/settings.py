@@ -87,6 +87,7 @@ class EnvRolloutSettings:
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     num_cpus: float = setting(0.1, "CPU share of an environment worker (counts with env.backend=ray)", above=0)
+    timeout_s: float = setting(60.0, "seconds that a step of such a worker may take before it is restarted", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ class EnvSettings:
     reward: str = setting("sparse", "training reward: success_reward or 0, or the task score", only=("sparse", "score"))
     success_reward: float = setting(10.0, "sparse reward of a won episode", above=0)
     rollout: EnvRolloutSettings = group(EnvRolloutSettings)
-    backend: str = setting("local", "where environments run", only=("local",), why_only="ray is not in this version")
+    backend: str = setting("local", "where environments run: in this process, or in actors", only=("local", "ray"))
     resources_per_worker: WorkerSettings = group(WorkerSettings)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
 from env_manager import EnvConfig, EnvManager, get_env_spec
 from env_manager.prompts import load_template
+from env_manager.ray_backend import RayVectorEnv
+from env_manager.vector import make_vector_env
 from rollout.constrained import ActionGrammar
 from trainers.settings import DataSettings, EnvSettings, SettingsError
 from webshop_env.actions import BACK, BUY
@@ -18,6 +21,7 @@ from webshop_env.goals import splits
 from webshop_env.shop import Shop, open_shop
 
 if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
     from transformers import PreTrainedTokenizerBase
 
     from env_manager import PageView
@@ -126,7 +130,16 @@ def make_manager(
     )
     if count_tokens is not None:
         _require_room(env, data, count_tokens)
-    return EnvManager(env.env_name, num_envs, config, {"shop": open_shop_world(env)} if is_shop(env) else None)
+    kwargs = {"shop": open_shop_world(env)} if is_shop(env) else None
+    return EnvManager(env.env_name, num_envs, config, kwargs, make_envs=_backend(env))
+
+
+def _backend(env: EnvSettings) -> Callable[..., VectorEnv]:
+    """What makes the environments run where the settings say."""
+    if env.backend == "local":
+        return make_vector_env
+    workers = env.resources_per_worker
+    return partial(RayVectorEnv, num_cpus=workers.num_cpus, timeout_s=workers.timeout_s)
 
 
 def _require_room(env: EnvSettings, data: DataSettings, count_tokens: Callable[[str], int]) -> None:

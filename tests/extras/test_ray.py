@@ -284,3 +284,18 @@ print(*env.worker_pids())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=90)
     assert done.returncode == 0, done.stderr
     assert all(is_gone(int(pid)) for pid in done.stdout.split())
+
+
+def test_the_settings_of_training_choose_it() -> None:
+    from trainers.settings import DataSettings, EnvSettings, WorkerSettings
+    from trainers.worlds import make_manager
+
+    workers = WorkerSettings(num_cpus=0.2, timeout_s=5.0)
+    env = EnvSettings(backend="ray", prompt="compact", resources_per_worker=workers)
+    ours = make_manager(env, DataSettings(), 2, count_tokens=None)
+    assert isinstance(ours.vector_env, RayVectorEnv) and ours.vector_env.timeout_s == 5.0
+    theirs = make_manager(EnvSettings(prompt="compact"), DataSettings(), 2, count_tokens=None)
+    assert ours.reset([3, 4]).prompts == theirs.reset([3, 4]).prompts
+    reply = "<action>search[red mug]</action>"
+    assert ours.step([reply] * 2).observations.prompts == theirs.step([reply] * 2).observations.prompts
+    ours.close()
