@@ -132,6 +132,51 @@ def test_a_malformed_reply_is_a_record_and_its_text_still_reaches_the_environmen
     assert result.reasons[1].startswith("there is no move")
 
 
+def test_chinese_text_is_malformed_only_where_the_settings_say_so() -> None:
+    for reject, problem in ((True, "Chinese characters"), (False, None)):
+        manager = lake(1, reject_chinese=reject)
+        manager.reset([0])
+        result = manager.step(["\u5411\u53f3 <action>right</action>"])
+        assert (result.problems, result.actions) == ([problem], ["right"])
+        assert result.format_valid.tolist() == [not reject]
+
+
+def test_a_reply_cut_by_the_length_limit_has_a_reason_of_its_own() -> None:
+    manager = lake(3)
+    manager.reset([0, 0, 0])
+    replies = ["I think that", "I think that", "<action>down</action>"]
+    result = manager.step(replies, is_cut=[True, False, True])
+    assert result.problems == ["cut at the length limit", "no <action>…</action>", None]
+
+
+def test_groups_get_the_same_goal_in_neighbouring_slots() -> None:
+    manager = EnvManager("WebShop-v1", 6, EnvConfig(prompt="no_think"))
+    grouped = manager.reset([7, 9], group_size=3)
+    assert grouped.prompts == manager.reset([7, 7, 7, 9, 9, 9]).prompts
+    assert len(set(grouped.prompts)) == 2
+    assert manager.reset([7], group_size=3).is_live.tolist() == [True] * 3 + [False] * 3
+    with pytest.raises(ShopGymError, match="1 to 2 goals for groups of 3, got 3"):
+        manager.reset([7, 8, 9], group_size=3)
+    with pytest.raises(ShopGymError, match=r"env\.rollout\.n must be at least 1"):
+        manager.reset([7], group_size=0)
+
+
+def test_a_full_memory_fills_the_prompt_and_loses_its_oldest_steps_first() -> None:
+    moves = ("left", "jump", "left", "down")
+    prompts = []
+    for limit in (500, 125):
+        manager = lake(1, memory="full", count_tokens=lambda text: len(text.split()), max_prompt_tokens=limit)
+        manager.reset([0])
+        for move in moves:
+            result = manager.step(say(move))
+        prompts.append(result.observations.prompts[0])
+        manager.close()
+    assert all(f"Action {n}: '{move}'" in prompts[0] for n, move in enumerate(moves, start=1))
+    assert "The latest 4 of them" in prompts[0]
+    assert "Action 4: 'down'" in prompts[1] and "Action 1: 'left'" not in prompts[1]
+    assert len(prompts[1].split()) <= 125
+
+
 def test_a_success_reward_replaces_the_environments_own() -> None:
     manager = lake(2, success_reward=10.0)
     manager.reset([0, 0])
@@ -156,6 +201,9 @@ def test_prompts_over_the_budget_are_counted() -> None:
         ({"history_overflow": "none"}, "history_overflow"),
         ({"max_steps": 0}, "max_steps"),
         ({"max_prompt_tokens": 10}, "count_tokens"),
+        ({"memory_tokens": 10}, "count_tokens"),
+        ({"memory_tokens": -1}, "memory_tokens"),
+        ({"memory": "elephant"}, "no memory is called 'elephant'"),
     ],
 )
 def test_a_config_out_of_range_is_refused(config: dict[str, object], message: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from env_manager.memory import HistoryMemory, MemoryEntry, MemoryLimits, make_memory
+from env_manager.memory import FullMemory, HistoryMemory, MemoryEntry, MemoryLimits, make_memory
 from webshop_env.errors import ShopGymError
 
 
@@ -26,6 +28,54 @@ def test_a_length_of_zero_remembers_nothing() -> None:
     memory = make_memory("history", MemoryLimits(length=0))
     memory.store(entries(1)[0])
     assert memory.fetch() == []
+
+
+def count_words(text: str) -> int:
+    """Two words of chat template on top."""
+    return len(text.split()) + 2
+
+
+def test_a_full_memory_keeps_the_whole_episode() -> None:
+    memory = make_memory("full", MemoryLimits(length=0))
+    for entry in entries(1, 2, 3):
+        memory.store(entry)
+    assert memory.fetch() == entries(1, 2, 3), "the history length is not its limit"
+    memory.reset()
+    assert memory.fetch() == []
+
+
+def test_a_full_memory_keeps_the_latest_steps_of_its_budget() -> None:
+    memory = FullMemory(max_tokens=9, count_tokens=count_words)
+    for entry in entries(1, 2, 3):  # four words each
+        memory.store(entry)
+    assert memory.fetch() == entries(2, 3)
+    long = MemoryEntry(4, "word " * 4, "act")
+    memory.store(long)
+    assert memory.fetch() == [*entries(3), long], "5 + 4 words are 9"
+    memory.store(MemoryEntry(5, "word " * 20, "act"))
+    assert memory.fetch() == [], "a step is never shown in part, and what came before it is older"
+    memory.store(entries(6)[0])
+    assert memory.fetch() == entries(6)
+
+
+def test_a_budget_of_tokens_needs_a_way_to_count_them() -> None:
+    with pytest.raises(ShopGymError, match="count_tokens"):
+        FullMemory(max_tokens=10)
+
+
+def test_a_memory_of_ones_own_is_chosen_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory_of_mine.py").write_text(
+        "from env_manager import register_memory\n"
+        "from env_manager.memory import HistoryMemory\n"
+        "register_memory('one', lambda limits: HistoryMemory(1))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    memory = make_memory("memory_of_mine:one", MemoryLimits(length=5))
+    for entry in entries(1, 2):
+        memory.store(entry)
+    assert memory.fetch() == entries(2)
+    with pytest.raises(ShopGymError, match=r"env\.memory: 'nowhere_at_all:one' wants the module"):
+        make_memory("nowhere_at_all:one", MemoryLimits())
 
 
 def test_an_unknown_memory_is_named() -> None:

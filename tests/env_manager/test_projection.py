@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,91 @@ def test_compact_replies_are_the_action_alone(reply: str, action: str, problem: 
     assert project_compact(reply) == ParsedReply(action, problem)
 
 
+@pytest.mark.parametrize(
+    ("case", "reply", "action", "think", "no_think", "compact"),
+    [
+        # What users meet, and what each template says of it. None: well formed.
+        ("no tags", "click[red]", "click[red]", NO_ACTION_TAG, NO_ACTION_TAG, NO_ACTION_TAG),
+        (
+            "an unclosed action",
+            "<think>a</think><action>click[a]",
+            "ink><action>click[a]",
+            *(NO_ACTION_TAG, NO_ACTION_TAG, NO_ACTION_TAG),
+        ),
+        ("an unclosed thought", "<think>a<action>click[a]</action>", "click[a]", NO_THINK_TAG, None, NOT_ONLY_ACTION),
+        (
+            "two actions",
+            "<think>a</think><action>click[a]</action><action>click[b]</action>",
+            *("click[a]", None, None, NOT_ONLY_ACTION),
+        ),
+        (
+            "nested tags",
+            "<think>a</think><action><action>click[a]</action></action>",
+            *("<action>click[a]", None, None, NOT_ONLY_ACTION),
+        ),
+        (
+            "tags mentioned inside the thinking",
+            "<think>I write <action>it</action></think><action>click[a]</action>",
+            *("it", None, None, NOT_ONLY_ACTION),
+        ),
+        (
+            "an action outside the page",
+            "<think>a</think><action>click[moon]</action>",
+            *("click[moon]", None, None, NOT_ONLY_ACTION),
+        ),
+        (
+            "upper case",
+            "<think>A</think><ACTION>CLICK[Buy Now]</ACTION>",
+            *("click[buy now]", None, None, NOT_ONLY_ACTION),
+        ),
+        ("an upper-case thought", "<THINK>a</THINK><action>a</action>", "a", NO_THINK_TAG, None, NOT_ONLY_ACTION),
+        (
+            "trailing text",
+            "<think>a</think><action>click[a]</action> That is it.",
+            *("click[a]", None, None, NOT_ONLY_ACTION),
+        ),
+        (
+            "Chinese text",
+            "<think>\u7ea2\u8272</think><action>click[a]</action>",
+            *("click[a]", CHINESE_TEXT, CHINESE_TEXT, NOT_ONLY_ACTION),
+        ),
+        ("an empty action", "<think>a</think><action> </action>", "", None, None, NOT_ONLY_ACTION),
+        ("an empty reply", "", "", NO_ACTION_TAG, NO_ACTION_TAG, NO_ACTION_TAG),
+        (
+            "the tags the wrong way round",
+            "<think>a</think></action>click[a]<action>",
+            *("", None, None, NOT_ONLY_ACTION),
+        ),
+        ("the action alone", "<action>click[a]</action>", "click[a]", NO_THINK_TAG, None, None),
+    ],
+)
+def test_what_every_template_says_of_a_reply(
+    case: str, reply: str, action: str, think: str | None, no_think: str | None, compact: str | None
+) -> None:
+    assert project_think(reply) == ParsedReply(action, think), case
+    assert project_no_think(reply) == ParsedReply(action, no_think), case
+    assert project_compact(reply) == ParsedReply(action, compact), case
+
+
 @pytest.mark.parametrize("name", sorted(PROJECTIONS))
-def test_a_reply_of_a_megabyte_is_no_trouble(name: str) -> None:
-    assert not PROJECTIONS[name]("<action>" * 130_000).format_valid
+@pytest.mark.parametrize(
+    ("piece", "is_valid"),
+    [
+        ("<action>", False),
+        ("</action>", False),
+        ("<think><action>", False),
+        ("<", False),
+        (" ", False),
+        ("\u0130", False),
+        ("</think></action><think><action>", None),
+    ],
+)
+def test_a_reply_of_a_megabyte_takes_linear_time(name: str, piece: str, is_valid: bool | None) -> None:
+    reply = piece * (1_000_000 // len(piece))
+    began = time.perf_counter()
+    parsed = PROJECTIONS[name](reply)
+    # Passing over it a few times takes about 10 ms; anything quadratic would take minutes.
+    assert time.perf_counter() - began < 2.0
+    assert is_valid is None or parsed.format_valid == is_valid
+    whole = f"<think>{'a < b ' * 170_000}</think><action>click[a]</action>"
+    assert PROJECTIONS[name](whole).action == "click[a]"

@@ -22,6 +22,9 @@ VIEW = PageView(
 HISTORY = [MemoryEntry(3, "'Search'", "search[mug]"), MemoryEntry(4, "'Page 1'", "click[a]")]
 
 
+HEAD = "projection: think\nthinks: no\npage: full\nhistory: x\naction: x\n"
+
+
 def count_words(text: str) -> int:
     return len(text.split())
 
@@ -82,6 +85,29 @@ def test_history_goes_first_and_oldest_first() -> None:
     assert compact(27) == compact(26) == (LATER_COMPACT_PROMPT.replace("search[mug] > ", ""), True)
     without_history = LATER_COMPACT_PROMPT.replace("did: search[mug] > click[a]\n", "")
     assert compact(25) == compact(24) == (without_history, True)
+
+
+def test_of_a_long_history_the_fewest_steps_go() -> None:
+    history = [MemoryEntry(n, "page", f"click[{n}]") for n in range(1, 41)]
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return count_words(text)
+
+    def shown(max_tokens: int) -> str:
+        return build_prompt(
+            load_template("compact"), VIEW, history, step_number=41, count_tokens=count, max_tokens=max_tokens
+        ).text
+
+    # 6 words of task, 18 of page, 1 of heading, and n actions with n - 1 arrows between them.
+    for kept in (40, 39, 20, 1):
+        expected = " > ".join(f"click[{n}]" for n in range(41 - kept, 41))
+        assert f"did: {expected}\n" in shown(24 + 2 * kept)
+    assert "did:" not in shown(25)
+    counted.clear()
+    shown(30)
+    assert len(counted) < 10, "a history is not written out once for every step of it"
 
 
 def test_then_the_page_loses_its_middle_but_never_the_selections() -> None:
@@ -165,6 +191,9 @@ def test_a_template_can_be_a_file_of_ones_own(tmp_path: Path) -> None:
         ("projection think\n--- first\nx\n--- later\ny\n", "not 'key: value'"),
         ("colour: red\n--- first\nx\n--- later\ny\n", "unknown key 'colour'"),
         ("projection: think\n--- first\nx\n--- later\ny\n", "lacks 'action'"),
+        (HEAD + "--- first\n{goal}\n--- later\ny\n", "--- first may hold {task}, {page}"),
+        (HEAD + "--- first\nx\n--- later\na { b\n", "--- later may hold.*written twice"),
+        (HEAD.replace("history: x", "history: {page}") + "--- first\nx\n--- later\ny\n", "history may hold {step}"),
         ("projection: x\nthinks: no\npage: full\nhistory: x\naction: x\n--- first\nx\n--- later\ny\n", "no projection"),
     ],
 )
