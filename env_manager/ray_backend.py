@@ -405,7 +405,7 @@ def _connect(ray: Any) -> None:
     """Joins the cluster of RAY_ADDRESS, else starts a small Ray here; it ends with this process."""
     if ray.is_initialized():
         return
-    quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
         return
