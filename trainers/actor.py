@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,21 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 from rollout.types import StepBatch, ragged
 from trainers.losses import LossConfig, TokenLosses, row_coefficients, token_losses
 from trainers.ranks import Ranks
-from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, micro_batches
+from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, least_fill, micro_batches
+from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
+
+
+_ROW_ORDER = 2
+"""Keeps the seeds of the row order apart from those of the goal order, which begin with the seed alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,15 +106,17 @@ class ShardedPolicy:
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights, unsharded, under the model's own names; every rank must call it and gets them."""
-        return {
-            name.removeprefix("policy."): _full(tensor.detach()) for name, tensor in self.scorer.state_dict().items()
-        }
+        return {model_name(name): _full(tensor.detach()) for name, tensor in self.scorer.state_dict().items()}
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters under the model's own names, tied copies left out."""
+        return ((model_name(name), parameter) for name, parameter in self.scorer.named_parameters())
 
     def load_full_state_dict(self, weights: dict[str, torch.Tensor]) -> None:
         """Takes over full weights; names that are tied copies may be missing."""
         with torch.no_grad():
-            for name, parameter in self.scorer.named_parameters():
-                assign(parameter, weights[name.removeprefix("policy.")])
+            for name, parameter in self.named_weights():
+                assign(parameter, weights[name])
 
     def _passes(self, pairs: Pairs, chosen: np.ndarray, *, max_rows: int) -> Iterator[tuple[np.ndarray, bool]]:
         """This rank's micro-batches of the chosen pairs, as many as on every other rank.
@@ -119,7 +129,12 @@ class ShardedPolicy:
         plans = []
         for rank in range(self.ranks.world):
             mine = by_length[rank :: self.ranks.world]
-            packed = micro_batches(pairs.lengths[mine], max_rows=max_rows, max_tokens=self.max_tokens)
+            packed = micro_batches(
+                pairs.lengths[mine],
+                max_rows=max_rows,
+                max_tokens=self.max_tokens,
+                least_fill=least_fill(self.ranks.device),
+            )
             plans.append([mine[positions] for positions in packed])
         own = plans[self.ranks.rank]
         for number in range(max(len(plan) for plan in plans)):
@@ -170,9 +185,7 @@ class Actor(ShardedPolicy):
         the current ones, and `update` uses those.
         """
         self.collate.forget()
-        if self.config.epochs == 1 and np.count_nonzero(batch.row_weight) <= self.config.mini_batch_size:
-            return batch
-        return replace(batch, old_log_probs=self.log_probs(batch))
+        return batch if self._is_one_step(batch) else replace(batch, old_log_probs=self.log_probs(batch))
 
     def update(self, batch: StepBatch, *, seed: int = 0, update: int = 0) -> dict[str, float]:
         """Learns from the rows: one optimizer step per mini-batch.
@@ -189,16 +202,21 @@ class Actor(ShardedPolicy):
         real = np.flatnonzero(batch.row_weight > 0)
         if len(real) == 0:
             raise ValueError("an update needs at least one row with a weight above 0")
-        totals = _Totals()
+        if batch.old_log_probs is None and not self._is_one_step(batch):
+            raise ValueError("more than one optimizer step follows: fill old_log_probs with with_old_log_probs(batch)")
+        totals = UpdateTotals()
         for epoch in range(self.config.epochs):
             order = real
             if len(real) > self.config.mini_batch_size:
-                order = np.random.default_rng((seed, update, epoch)).permutation(real)
+                order = np.random.default_rng((_ROW_ORDER, seed, update, epoch)).permutation(real)
             for start in range(0, len(order), self.config.mini_batch_size):
                 self._optimizer_step(batch.select(order[start : start + self.config.mini_batch_size]), totals)
         return totals.metrics(self.ranks)
 
-    def _optimizer_step(self, rows: StepBatch, totals: _Totals) -> None:
+    def _is_one_step(self, batch: StepBatch) -> bool:
+        return self.config.epochs == 1 and np.count_nonzero(batch.row_weight) <= self.config.mini_batch_size
+
+    def _optimizer_step(self, rows: StepBatch, totals: UpdateTotals) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulate_gradients(rows, totals)
         norm = float(_full(torch.nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.grad_clip)))
@@ -209,9 +227,10 @@ class Actor(ShardedPolicy):
             totals.num_skipped_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
 
-    def accumulate_gradients(self, rows: StepBatch, totals: _Totals) -> None:
+    def accumulate_gradients(self, rows: StepBatch, totals: UpdateTotals) -> None:
         """Adds the gradient of one mini-batch, in micro-batches over all ranks."""
         lengths = np.asarray([len(reply) for reply in rows.reply_ids])
+        totals.num_mini_batches += 1
         coefficients = row_coefficients(lengths, rows.row_weight, loss_agg_mode=self.config.loss.loss_agg_mode)
         pairs = distinct_pairs(rows)
         rows_of_pair: list[list[int]] = [[] for _ in range(len(pairs))]
@@ -240,7 +259,7 @@ class Actor(ShardedPolicy):
         log_probs: torch.Tensor,
         entropy: torch.Tensor,
         coefficients: np.ndarray,
-        totals: _Totals,
+        totals: UpdateTotals,
     ) -> torch.Tensor:
         if rows.advantage is None:
             raise ValueError("the loss needs advantage: fill it with with_advantages(batch, config)")
@@ -262,8 +281,11 @@ class Actor(ShardedPolicy):
         return (losses.total * weights).sum()
 
 
-class _Totals:
-    """Sums of an update's figures, weighted as the loss weights its tokens."""
+class UpdateTotals:
+    """Sums of an update's figures, weighted as the loss weights its tokens.
+
+    Losses are means over the mini-batches, as they were minimised; the others are means over tokens.
+    """
 
     NAMES = (
         "actor/loss",
@@ -275,10 +297,12 @@ class _Totals:
         "actor/kl_to_old_nats",
         "actor/engine_gap_mean_nats",
     )
+    LOSSES = ("actor/loss", "actor/policy_loss")
 
     def __init__(self) -> None:
         self.sums = np.zeros(len(self.NAMES))
         self.weight = 0.0
+        self.num_mini_batches = 0
         self.largest = np.array([0.0, 0.0])
         self.grad_norms: list[float] = []
         self.num_skipped_steps = 0
@@ -308,7 +332,10 @@ class _Totals:
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         *sums, weight = ranks.sum([*self.sums, self.weight])
         ratio, gap = ranks.max(self.largest.tolist())
-        metrics = {name: float(total / weight) for name, total in zip(self.NAMES, sums, strict=True)}
+        metrics = {
+            name: float(total / (self.num_mini_batches if name in self.LOSSES else weight))
+            for name, total in zip(self.NAMES, sums, strict=True)
+        }
         metrics["actor/ratio_max"] = float(ratio)
         metrics["actor/engine_gap_max_nats"] = float(gap)
         metrics["actor/grad_norm"] = float(np.mean(self.grad_norms)) if self.grad_norms else float("nan")
@@ -324,12 +351,39 @@ def shard(scorer: TokenScorer, ranks: Ranks) -> TokenScorer:
     """
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     precision = mixed if ranks.device.type == "cuda" else MixedPrecisionPolicy()
-    layer_names = set(getattr(scorer.policy, "_no_split_modules", None) or ())
-    for module in scorer.policy.modules():
-        if type(module).__name__ in layer_names:
-            fully_shard(module, mesh=ranks.mesh, mp_policy=precision)
+    for layer in layers(scorer.policy):
+        fully_shard(layer, mesh=ranks.mesh, mp_policy=precision)
     fully_shard(scorer, mesh=ranks.mesh, mp_policy=precision)
     return scorer
+
+
+def layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer layers of a model, as transformers names their classes; empty where it names none."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Makes each layer keep its input alone and compute the rest again in the backward pass.
+
+    transformers does that in training mode only, which would also turn dropout on: log-probs must not be noisy.
+
+    Raises:
+        ShopGymError: The model does not say which of its modules are layers.
+    """
+    found = layers(model)
+    if not found:
+        raise ShopGymError(
+            f"actor_rollout_ref.model.enable_gradient_checkpointing: {type(model).__name__} names no layers to "
+            "compute again; leave it out"
+        )
+    for layer in found:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def model_name(name: str) -> str:
+    """Name of a weight in the model, from its name in the scorer."""
+    return name.removeprefix("policy.")
 
 
 def assign(parameter: torch.Tensor, value: torch.Tensor) -> None:

@@ -62,7 +62,8 @@ def save_checkpoint(
 ) -> Path:
     """Writes a checkpoint; every rank must call it, the first one writes.
 
-    A kill at any moment leaves the last complete checkpoint. Older ones than the last two are removed.
+    A kill at any moment leaves the last complete checkpoint. Older ones than the last two are removed, and with them
+    what an earlier kill left half written or half removed.
     """
     weights = actor.full_state_dict()
     moments = _full_moments(actor)
@@ -70,6 +71,9 @@ def save_checkpoint(
     if actor.ranks.is_first and not target.is_dir():
         from safetensors.torch import save_file
 
+        for pattern in (".update_*", ".old-*"):
+            for left_over in target.parent.glob(pattern):
+                shutil.rmtree(left_over)
         with atomic_directory(target) as scratch:
             config = actor.scorer.policy.config
             save_policy(scratch / "policy", config=config, state_dict=weights, tokenizer=tokenizer, made=made)
@@ -81,6 +85,32 @@ def save_checkpoint(
             shutil.rmtree(hidden)
     actor.ranks.barrier()
     return target
+
+
+def set_later_aside(run_dir: Path, updates_done: int) -> list[Path]:
+    """Takes what a run did after an update out of its way, before it goes on from there, perhaps otherwise.
+
+    Later checkpoints would pass for the newest, and later validations for the result. They are moved into
+    `superseded/` of the run directory, the latest first, so that a kill in between leaves a run that can be resumed.
+
+    Returns:
+        Where they lie now; what had the same name there is replaced.
+    """
+    later = [
+        path
+        for folder in ("checkpoints", "validations")
+        for path in (run_dir / folder).glob("update_*")
+        if (number := path.stem.removeprefix("update_")).isdigit() and int(number) > updates_done
+    ]
+    moved = []
+    for path in sorted(later, key=lambda path: path.stem, reverse=True):
+        target = run_dir / "superseded" / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(path, target)
+        moved.append(target)
+    return moved
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -136,8 +166,7 @@ def refuse_other_shapes(checkpoint: Path, weights: Mapping[str, torch.Tensor], a
     Raises:
         CheckpointError: A weight of the actor is not there, or has another shape.
     """
-    for name, parameter in actor.scorer.named_parameters():
-        name = name.removeprefix("policy.")
+    for name, parameter in actor.named_weights():
         if name not in weights or weights[name].shape != parameter.shape:
             raise CheckpointError(
                 f"{checkpoint} is of another model than actor_rollout_ref.model.path: {name} does not fit"
@@ -147,8 +176,7 @@ def refuse_other_shapes(checkpoint: Path, weights: Mapping[str, torch.Tensor], a
 def load_optimizer(checkpoint: Path, actor: Actor) -> None:
     """Puts the moments of AdamW back, sharded as the actor is now."""
     moments = _load_tensors(checkpoint, "optimizer.safetensors")
-    for name, parameter in actor.scorer.named_parameters():
-        name = name.removeprefix("policy.")
+    for name, parameter in actor.named_weights():
         if f"step.{name}" in moments:
             actor.optimizer.state[parameter] = {"step": moments[f"step.{name}"].clone()} | {
                 key: _like(parameter, moments[f"{key}.{name}"]) for key in _MOMENTS
@@ -171,8 +199,8 @@ def _unreadable(checkpoint: Path, why: object) -> CheckpointError:
 
 def _full_moments(actor: Actor) -> dict[str, torch.Tensor]:
     moments: dict[str, torch.Tensor] = {}
-    for name, parameter in actor.scorer.named_parameters():
-        name, state = name.removeprefix("policy."), actor.optimizer.state.get(parameter)
+    for name, parameter in actor.named_weights():
+        state = actor.optimizer.state.get(parameter)
         if state:
             moments[f"step.{name}"] = torch.as_tensor(state["step"]).cpu().clone()
             for key in _MOMENTS:

@@ -18,14 +18,13 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
     If `target` is there already (another process was faster), it is kept and the scratch directory thrown away.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(target.parent)
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
         scratch.chmod(0o755)
         yield scratch
-        for file in scratch.rglob("*"):
-            if file.is_file():
-                _sync(file)
+        for path in (*scratch.rglob("*"), scratch):
+            _sync(path)
         try:
             os.rename(scratch, target)
         except OSError:
@@ -38,7 +37,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a text file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(path.parent)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(text, encoding="utf-8")
     _sync(scratch)
@@ -57,6 +56,14 @@ def require_writable(directory: Path, *, setting: str) -> None:
         tempfile.TemporaryDirectory(dir=nearest, prefix=".shopgym-").cleanup()
     except OSError as error:
         raise ShopGymError(f"{setting}: {directory} cannot be written ({error.strerror}); name another place") from None
+
+
+def _make_directory(directory: Path) -> None:
+    """Makes a directory and those above it, each one safely on the disk."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -25,7 +25,7 @@ from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.engines.hf import HFEngine
 from rollout.statistics import batch_statistics
 from rollout.types import SamplingParams
-from trainers.actor import Actor, ActorConfig, Reference
+from trainers.actor import Actor, ActorConfig, Reference, checkpoint_layers
 from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.checkpoint import (
     RunState,
@@ -35,6 +35,7 @@ from trainers.checkpoint import (
     read_state,
     refuse_other_shapes,
     save_checkpoint,
+    set_later_aside,
 )
 from trainers.display import RunLog, draw_curve
 from trainers.evaluation import (
@@ -49,6 +50,7 @@ from trainers.files import require_writable, write_atomically
 from trainers.losses import LossConfig
 from trainers.models import load_model, load_tokenizer, refuse_other_prompts
 from trainers.ranks import Ranks, set_threads, start_ranks, stop_ranks
+from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError, explain, flatten, resolve
 from trainers.worlds import (
     GoalOrder,
@@ -251,6 +253,8 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
 
     directory = ranks.gather(run_directory(settings) if ranks.is_first else None)[0]
     if ranks.is_first:
+        if resumed:
+            set_later_aside(directory, state.updates_done)
         saved = flatten(settings) | {"trainer.resume_from": None, "trainer.output_dir": str(directory)}
         write_atomically(directory / "settings.yaml", yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
     return Run(
@@ -296,8 +300,9 @@ def check_ranks(settings: Settings, ranks: Ranks) -> None:
 def policy_to_train(settings: Settings) -> Any:
     """The actor's model, full precision, with gradient checkpointing where the settings ask for it."""
     model = load_model(settings.actor_rollout_ref.model.path)
+    require_plain_logits(model)
     if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_layers(model)
     return model
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from rollout.types import StepBatch
+from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,6 +72,11 @@ def distinct_pairs(batch: StepBatch) -> Pairs:
     return pairs
 
 
+def least_fill(device: torch.device) -> float:
+    """How alike the sequences of a micro-batch must be: on a GPU a pass costs more than padding."""
+    return 0.0 if device.type == "cuda" else LEAST_FILL
+
+
 def micro_batches(
     lengths: np.ndarray, *, max_rows: int, max_tokens: int, least_fill: float = LEAST_FILL
 ) -> list[np.ndarray]:
@@ -80,8 +86,7 @@ def micro_batches(
         lengths: int [U], tokens of each sequence.
         max_rows: Sequences of one micro-batch, at most.
         max_tokens: Tokens of one micro-batch, padding counted, at most; a longer sequence gets one for itself.
-        least_fill: No sequence is shorter than this share of the longest beside it. On a GPU, where a pass costs more
-            than padding, 0 makes the fewest passes.
+        least_fill: No sequence is shorter than this share of the longest beside it; 0 makes the fewest passes.
 
     Returns:
         Arrays of positions in `lengths` that together hold each position once.
@@ -212,3 +217,23 @@ class TokenScorer(nn.Module):
             return chosen, None
         finite = log_probs if forbidden is None else log_probs.masked_fill(forbidden, 0.0)
         return chosen, -(log_probs.exp() * finite).sum(dim=-1)
+
+
+@torch.no_grad()
+def require_plain_logits(policy: PreTrainedModel) -> None:
+    """Refuses a model that does more to its logits than its output layer does, as `TokenScorer` would leave it out.
+
+    Raises:
+        ShopGymError: On one short prompt the two ways to the logits differ.
+    """
+    output = policy.get_output_embeddings()
+    ids = (torch.arange(8, device=policy.device)[None] * 37 + 3) % int(policy.config.get_text_config().vocab_size)
+    expected = policy(input_ids=ids, use_cache=False).logits
+    if output is not None:
+        got = output(policy.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        if got.shape == expected.shape and float((got - expected).abs().max()) <= 1e-4 * float(expected.abs().max()):
+            return
+    raise ShopGymError(
+        f"actor_rollout_ref.model.path: {type(policy).__name__} changes its logits after the output layer (scales or "
+        "caps them), which training does not do; take a model of another architecture"
+    )

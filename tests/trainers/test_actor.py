@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor
 from rollout.constrained import ActionGrammar
 from rollout.engines.hf import HFEngine
 from rollout.types import GenerationRequest, NoiseKey, SamplingParams, StepBatch, ragged
-from trainers.actor import Actor, ActorConfig, Reference, _Totals
+from trainers.actor import Actor, ActorConfig, Reference, UpdateTotals, checkpoint_layers, layers
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
 from trainers.ranks import start_ranks
-from trainers.scoring import distinct_pairs, micro_batches
+from trainers.scoring import distinct_pairs, least_fill, micro_batches, require_plain_logits
+from webshop_env.errors import ShopGymError
 
 PAGES = [
     ("search[<your query>]",),
@@ -105,7 +106,7 @@ def reference(model, ranks, tokenizer, grammar) -> Reference:
 
 
 def gradients(actor: Actor, rows: StepBatch) -> dict[str, torch.Tensor]:
-    actor.accumulate_gradients(rows, _Totals())
+    actor.accumulate_gradients(rows, UpdateTotals())
     found = {}
     for name, parameter in actor.scorer.named_parameters():
         grad = parameter.grad
@@ -159,6 +160,60 @@ def test_the_gradient_is_that_of_the_formula(make_actor, batch, model, tokenizer
     total.backward()
     for name, parameter in plain.named_parameters():
         assert torch.allclose(got[f"policy.{name}"], parameter.grad, atol=1e-6), name
+
+
+def test_checkpointed_layers_run_twice_without_dropout_and_give_the_same_gradient(ranks, tokenizer, grammar, batch):
+    calls, found = [], []
+    for is_checkpointed in (False, True):
+        model = make_small_policy(tokenizer, hidden=32, layers=2, heads=2)
+        for layer in layers(model):
+            layer.self_attn.attention_dropout = 0.5
+        if is_checkpointed:
+            checkpoint_layers(model)
+        calls.append([])
+        for layer in layers(model):
+            layer.mlp.register_forward_pre_hook(lambda *_, count=calls[-1]: count.append(1))
+        config = ActorConfig(micro_batch_size=1000, loss=LossConfig(use_kl_loss=False))
+        actor = Actor(model.requires_grad_(True), ranks, config, pad_id=tokenizer.pad_token_id, grammar=grammar)
+        found.append(gradients(actor, batch))
+    plain, checkpointed = found
+    assert len(calls[0]) > 0
+    assert len(calls[1]) == 2 * len(calls[0])
+    for name, grad in checkpointed.items():
+        assert torch.equal(grad, plain[name]), name
+
+
+def test_a_model_that_names_no_layers_cannot_be_checkpointed(tokenizer):
+    model = make_small_policy(tokenizer, hidden=32, layers=1, heads=2)
+    model._no_split_modules = None
+    with pytest.raises(ShopGymError, match="enable_gradient_checkpointing: Qwen2ForCausalLM names no layers"):
+        checkpoint_layers(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Granite", {"logits_scaling": 8.0}),
+        ("Gemma2", {"final_logit_softcapping": 3.0, "head_dim": 16, "query_pre_attn_scalar": 16}),
+        ("Cohere", {"logit_scale": 0.0625}),
+    ],
+)
+def test_a_model_that_changes_its_logits_after_the_output_layer_is_refused(kind, changes):
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=100, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes, **changes
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(20.0)
+    with pytest.raises(ShopGymError, match=f"actor_rollout_ref.model.path: {kind}ForCausalLM changes its logits"):
+        require_plain_logits(model)
+
+
+def test_a_model_whose_output_layer_is_the_last_word_is_taken(model):
+    require_plain_logits(model)
 
 
 def test_padding_rows_change_no_gradient(make_actor, reference, batch):
@@ -230,3 +285,34 @@ def test_micro_batches_hold_every_row_once_within_both_limits():
         assert len(part) * lengths[part].max() <= 600
         assert lengths[part].min() >= 0.75 * lengths[part].max()
     assert [len(part) for part in micro_batches(np.array([1000]), max_rows=8, max_tokens=600)] == [1]
+
+
+def test_a_gpu_makes_fewer_passes_of_rows_that_differ_in_length():
+    lengths = np.array([100, 50, 10])
+    found = {
+        kind: micro_batches(lengths, max_rows=8, max_tokens=600, least_fill=least_fill(torch.device(kind)))
+        for kind in ("cpu", "cuda")
+    }
+    assert (len(found["cpu"]), len(found["cuda"])) == (3, 1)
+
+
+def test_several_steps_without_old_log_probs_are_refused(make_actor, reference, batch):
+    rows = reference.with_log_probs(batch)
+    for changes in ({"mini_batch_size": 10}, {"epochs": 2}):
+        with pytest.raises(ValueError, match="fill old_log_probs"):
+            make_actor(**changes).update(rows)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_the_loss_that_is_reported_is_the_one_that_is_minimised(make_actor, batch, mode):
+    """On-policy, without KL and entropy, the loss of a token is minus its row's advantage."""
+    actor = make_actor(loss=LossConfig(use_kl_loss=False, entropy_coeff=0.0, loss_agg_mode=mode))
+    lengths = np.array([len(reply) for reply in batch.reply_ids])
+    expected = {
+        "token-mean": np.sum(lengths * batch.advantage) / np.sum(lengths),
+        "seq-mean-token-sum": np.mean(lengths * batch.advantage),
+        "seq-mean-token-mean": np.mean(batch.advantage),
+    }[mode]
+    metrics = actor.update(batch)
+    assert metrics["actor/loss"] == pytest.approx(-expected, rel=1e-5)
+    assert metrics["actor/policy_loss"] == pytest.approx(-expected, rel=1e-5)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from trainers.checkpoint import (
     load_weights,
     read_state,
     save_checkpoint,
+    set_later_aside,
 )
 from trainers.losses import LossConfig
 from trainers.models import load_model, make_small_policy, train_tokenizer
@@ -119,6 +123,48 @@ def test_a_half_written_checkpoint_is_never_taken(model, tokenizer, tmp_path):
     assert find_checkpoint(tmp_path) == whole
     with pytest.raises(CheckpointError, match="does not exist"):
         find_checkpoint(tmp_path / "nothing")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trainers.files import atomic_directory
+
+with atomic_directory(Path(sys.argv[1])) as scratch:
+    (scratch / "policy").mkdir()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_kill_inside_a_save_left_goes_with_the_next_save(model, tokenizer, tmp_path):
+    actor, folder = new_actor(model), tmp_path / "checkpoints"
+    whole = save(tmp_path, actor, tokenizer, 1)
+    command = [sys.executable, "-c", KILLED, str(folder / "update_000002")]
+    killed = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=60)
+    (folder / ".old-update_000000" / "policy").mkdir(parents=True)
+    assert killed.returncode == -9
+    assert len(list(folder.glob(".update_000002-*"))) == 1
+    assert find_checkpoint(tmp_path) == whole
+    save(tmp_path, actor, tokenizer, 2)
+    assert sorted(p.name for p in folder.iterdir()) == ["update_000001", "update_000002"]
+
+
+def test_what_was_done_after_an_update_is_set_aside(model, tokenizer, tmp_path):
+    for number in (2, 3):
+        save(tmp_path, new_actor(model), tokenizer, number)
+    (tmp_path / "validations").mkdir()
+    for number in (0, 2, 3):
+        (tmp_path / "validations" / f"update_{number:06d}.json").write_text("old")
+    for _ in range(2):  # the second time nothing is left to move
+        set_later_aside(tmp_path, 2)
+        assert find_checkpoint(tmp_path).name == "update_000002"
+        left = sorted(p.name for p in (tmp_path / "validations").iterdir())
+        assert left == ["update_000000.json", "update_000002.json"]
+    aside = tmp_path / "superseded"
+    assert (aside / "checkpoints" / "update_000003" / "state.json").is_file()
+    assert (aside / "validations" / "update_000003.json").read_text() == "old"
+    save(tmp_path, new_actor(model), tokenizer, 3)
+    assert len(set_later_aside(tmp_path, 2)) == 1  # another branch takes the place of the first
 
 
 def test_state_comes_back_and_other_prompts_are_refused(model, tokenizer, tmp_path):

@@ -184,6 +184,27 @@ def test_a_run_goes_on_with_its_own_model_in_its_own_place(tmp_path, finished_ru
     assert "in its own directory" in complaint(gigpo_fsdp.main, resume, "trainer.output_dir=elsewhere")
 
 
+def test_a_run_that_goes_on_from_an_earlier_checkpoint_leaves_nothing_of_the_old_branch(tmp_path, policy):
+    run = tmp_path / "run"
+    words = [*SMALL, f"actor_rollout_ref.model.path={policy}", "data.val_batch_size=2", "trainer.save_freq=1"]
+    often = ["trainer.total_updates=3", "trainer.test_freq=1"]
+    gigpo_fsdp.main([*words, *often, f"trainer.output_dir={run}"])
+    earlier = run / "checkpoints" / "update_000002"
+    gigpo_fsdp.main(
+        [
+            f"trainer.resume_from={earlier}",
+            "actor_rollout_ref.actor.optim.lr=0.5",
+            "actor_rollout_ref.actor.grad_clip=7",
+        ]
+    )
+    made = json.loads((run / "checkpoints" / "update_000003" / "policy" / "provenance.json").read_text())
+    assert made["settings"]["actor_rollout_ref.actor.grad_clip"] == 7
+    old = run / "superseded" / "checkpoints" / "update_000003" / "policy" / "provenance.json"
+    assert json.loads(old.read_text())["settings"]["actor_rollout_ref.actor.grad_clip"] == 1
+    assert (run / "superseded" / "validations" / "update_000003.json").is_file()
+    assert (run / "validations" / "update_000003.json").is_file()
+
+
 def test_evaluation_refuses_what_it_could_not_save_or_compare_before_it_plays(tmp_path, policy):
     words = [f"model={policy}", "goals=1"]
     saved = tmp_path / "saved.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -119,6 +120,24 @@ def test_a_directory_is_complete_or_not_there(tmp_path):
     write_atomically(tmp_path / "f", "2")
     assert (tmp_path / "f").read_text() == "2"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "f"]
+
+
+def test_every_file_and_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def recording(handle: int) -> None:
+        fsync(handle)
+        synced.append(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    target = tmp_path / "run" / "checkpoints" / "update_000001"
+    with atomic_directory(target) as scratch:
+        (scratch / "policy").mkdir()
+        (scratch / "policy" / "weights").write_text("x")
+    inside = [target, target / "policy", target / "policy" / "weights"]
+    above = [tmp_path, tmp_path / "run", tmp_path / "run" / "checkpoints"]
+    assert {path.stat().st_ino for path in [*inside, *above]} <= set(synced)
+    assert synced[-1] == target.parent.stat().st_ino
 
 
 def test_a_small_policy_reads_padding_on_the_right_as_nothing(tokenizer):
