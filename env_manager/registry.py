@@ -68,18 +68,20 @@ def register_env(spec: EnvSpec, *, name: str | None = None) -> None:
 
 
 def get_env_spec(name: str) -> EnvSpec:
-    """What is registered under the name; "module:name" imports the module that registers it first.
+    """What is registered under the name; for "module:name" nobody knows, the module is imported to register it.
 
     Raises:
         ShopGymError: nothing is.
     """
-    known = import_plugin(name, setting="env.env_name")
-    if known not in _SPECS:
+    if name not in _SPECS:
+        bare_name = import_plugin(name, setting="env.env_name")
+        name = name if name in _SPECS else bare_name
+    if name not in _SPECS:
         raise ShopGymError(
-            f"env.env_name: {known!r} is not registered; there are {', '.join(sorted(_SPECS))}; one of your own is "
-            "named with the module that registers it, as in custom_env:Countdown-v0"
+            f"env.env_name: {name!r} is not registered; there are {', '.join(sorted(_SPECS))}; one of your own is "
+            "named with the module that registers it, as in custom_env:Guess-v0"
         )
-    return _SPECS[known]
+    return _SPECS[name]
 
 
 for _version in ("v0", "v1"):

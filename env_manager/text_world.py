@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ class TextWorldGame(gymnasium.Env):
         path = self._compiled(seed if seed is not None else int(self.np_random.integers(2**31)))
         if path != self._path:
             self.close()
-            self._game = self._textworld.start(str(path), self._textworld.EnvInfos(**dict.fromkeys(_INFOS, True)))
+            with warnings.catch_warnings():  # the interpreter does not know the game; TextWorld keeps its score itself
+                warnings.simplefilter("ignore")
+                self._game = self._textworld.start(str(path), self._textworld.EnvInfos(**dict.fromkeys(_INFOS, True)))
             self._path = path
         self._state, self._answer, self._is_over = self._game.reset(), "", False
         return self._page(), self._info("")
