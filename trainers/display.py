@@ -121,11 +121,16 @@ class _Console:
             )
         else:
             seconds = sum(value for name, value in line.items() if name in _PHASE_TIMES)
+            learned = "no update: every advantage is 0"
+            if not line.get("actor/update_skipped"):
+                learned = (
+                    f"kl {line['actor/kl_to_reference_nats']:.4f}  entropy {line['actor/entropy_nats']:.3f}  "
+                    f"clipped {line['actor/ratio_clipped_frac']:.3f}  grad {line['actor/grad_norm']:.2f}"
+                )
             self.say(
                 f"update {line['update']}/{self._total}  success {line['rollout/success_frac']:.3f}  "
                 f"score {line['rollout/task_score']:.3f}  steps {line['rollout/episode_length_steps']:.1f}  "
-                f"kl {line['actor/kl_to_reference_nats']:.4f}  entropy {line['actor/entropy_nats']:.3f}  "
-                f"clipped {line['actor/ratio_clipped_frac']:.3f}  grad {line['actor/grad_norm']:.2f}  {seconds:.1f} s"
+                f"{learned}  {seconds:.1f} s"
             )
 
     def say(self, text: str) -> None:

@@ -19,6 +19,7 @@ if __name__ == "__main__":  # before torch: threads that wait by spinning starve
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -149,8 +150,12 @@ def collect_over_ranks(
     group_size: int,
     update: int,
     seed: int,
+    first_group: int = 0,
 ) -> StepBatch:
-    """Plays whole groups on each rank, then gives every rank all rows, by (episode_id, step_index)."""
+    """Plays whole groups on each rank, then gives every rank all rows, by (episode_id, step_index).
+
+    Groups are numbered from `first_group` on.
+    """
     mine = ranks.block(len(goals))
     share = None
     if len(mine):
@@ -161,7 +166,7 @@ def collect_over_ranks(
             group_size=group_size,
             update=update,
             seed=seed,
-            first_episode=mine.start * group_size,
+            first_episode=(first_group + mine.start) * group_size,
         )
     return concatenate([part for part in ranks.gather(share) if part is not None])
 
@@ -176,9 +181,12 @@ def evaluate(
     seed: int,
     catalogue_hash: str,
     split: str,
+    on_rows: Callable[[StepBatch], None] | None = None,
 ) -> Evaluation:
-    """Plays each goal once."""
+    """Plays each goal once; `on_rows` gets all rows, on every rank."""
     rows = collect_over_ranks(collector, policy, goals, params, ranks, group_size=1, update=NOISE_UPDATE, seed=seed)
+    if on_rows is not None:
+        on_rows(rows)
     _, firsts = np.unique(rows.episode_id, return_index=True)
     return Evaluation(
         catalogue_hash=catalogue_hash,

@@ -23,8 +23,10 @@ import yaml
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.engines.hf import HFEngine
+from rollout.filters import FilterConfig, collect_until_groups_differ
+from rollout.report import sample_report
 from rollout.statistics import batch_statistics
-from rollout.types import SamplingParams
+from rollout.types import SamplingParams, StepBatch
 from trainers.actor import Actor, ActorConfig, Reference, checkpoint_layers
 from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.checkpoint import (
@@ -101,16 +103,7 @@ def train(run: Run) -> Evaluation | None:
     validates, last = settings.trainer.test_freq > 0, None
     for update in range(state.updates_done, settings.trainer.total_updates):
         with log.phase("collect", update):
-            batch = collect_over_ranks(
-                run.collector,
-                run.engine,
-                run.goals.batch(update),
-                sampling,
-                run.ranks,
-                group_size=settings.env.rollout.n,
-                update=update,
-                seed=settings.trainer.seed,
-            )
+            batch, metrics = collect(run, update, sampling)
         with log.phase("old_log_probs", update):
             batch = run.actor.with_old_log_probs(batch)
         if run.reference is not None:
@@ -118,7 +111,7 @@ def train(run: Run) -> Evaluation | None:
                 batch = run.reference.with_log_probs(batch)
         batch = with_advantages(batch, advantage_config(settings))
         with log.phase("learn", update):
-            metrics = run.actor.update(batch, seed=settings.trainer.seed, update=update)
+            metrics |= learn(run, update, batch)
         with log.phase("load", update):
             run.engine.load_weights(run.actor.full_state_dict(), version=update + 1)
         state.updates_done = update + 1
@@ -131,13 +124,45 @@ def train(run: Run) -> Evaluation | None:
     return last or (last_validation(run) if validates else None)
 
 
+def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch, dict[str, float]]:
+    """The rows of an update on every rank, and figures of how they came about (times are those of this rank)."""
+    settings = run.settings
+    filters, num_groups = settings.algorithm.filter_groups, settings.data.train_batch_size
+
+    def play(attempt: int) -> StepBatch:
+        return collect_over_ranks(
+            run.collector,
+            run.engine,
+            run.goals.batch(update, attempt),
+            sampling,
+            run.ranks,
+            group_size=settings.env.rollout.n,
+            update=update,
+            seed=settings.trainer.seed,
+            first_group=attempt * num_groups,
+        )
+
+    config = FilterConfig(
+        enable=filters.enable, max_num_gen_batches=filters.max_num_gen_batches, outcome=filters.outcome
+    )
+    batch, figures = collect_until_groups_differ(play, config, num_groups=num_groups)
+    return batch, figures | run.collector.pop_seconds()
+
+
+def learn(run: Run, update: int, batch: StepBatch) -> dict[str, float]:
+    """Trains on the rows, unless there is nothing to learn: every advantage is 0."""
+    is_skipped = batch.advantage is not None and not batch.advantage.any()
+    metrics = {} if is_skipped else run.actor.update(batch, seed=run.settings.trainer.seed, update=update)
+    return metrics | {"actor/update_skipped": float(is_skipped)}
+
+
 def is_due(updates_done: int, frequency: int) -> bool:
     """Whether something that happens every so many updates happens now; 0 or less is never."""
     return frequency > 0 and updates_done % frequency == 0
 
 
 def validate(run: Run) -> Evaluation:
-    """Plays the fixed goals once each, logs the figures and keeps the results of each goal."""
+    """Plays the fixed goals once each, logs the figures, keeps the results of each goal and some episodes as text."""
     settings, done = run.settings.actor_rollout_ref.rollout.val_kwargs, run.state.updates_done
     sampling = SamplingParams(
         temperature=settings.temperature if settings.do_sample else 0.0,
@@ -153,6 +178,7 @@ def validate(run: Run) -> Evaluation:
             seed=run.settings.trainer.seed,
             catalogue_hash=run.world.catalogue_hash,
             split=validation_split(run.settings),
+            on_rows=lambda rows: write_sample(run, rows),
         )
     run.log.log(done, evaluation.metrics())
     if run.ranks.is_first:
@@ -170,6 +196,13 @@ def last_validation(run: Run) -> Evaluation:
 def validation_file(run: Run) -> Path:
     """Where the results of each goal lie for the updates done so far."""
     return run.directory / "validations" / f"update_{run.state.updates_done:06d}.json"
+
+
+def write_sample(run: Run, rows: StepBatch) -> None:
+    """Tells the best and the worst episode of a validation, and some between them, in a text beside its results."""
+    if run.ranks.is_first:
+        text = sample_report(rows, decode=lambda ids: str(run.tokenizer.decode(ids, skip_special_tokens=True)))
+        write_atomically(validation_file(run).with_suffix(".txt"), text)
 
 
 def save(run: Run) -> Path:

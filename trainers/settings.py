@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from rollout.filters import Outcome
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import GoalKind, Variant
 
@@ -153,8 +154,9 @@ class GigpoSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterSettings:
-    enable: bool = setting(False, "sample on until enough groups differ", only=(False,), why_only="not in this version")
-    max_num_gen_batches: int = setting(10, "bound on the extra rollouts", at_least=1)
+    enable: bool = setting(False, "play on, with other goals, until enough groups hold different outcomes")
+    max_num_gen_batches: int = setting(10, "tries of an update, at most; the last is trained on as it is", at_least=1)
+    outcome: Outcome = setting("won", "outcome that has to differ: won or not, or the score", only=get_args(Outcome))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +287,13 @@ class Settings:
     algorithm: AlgorithmSettings = group(AlgorithmSettings)
     actor_rollout_ref: ActorRolloutRefSettings = group(ActorRolloutRefSettings)
     trainer: TrainerSettings = group(TrainerSettings)
+
+    def __post_init__(self) -> None:
+        if self.algorithm.filter_groups.enable and self.env.rollout.n == 1:
+            raise SettingsError(
+                "algorithm.filter_groups.enable=true waits for episodes of a group to differ, and with env.rollout.n=1 "
+                "there is one in each; set env.rollout.n=2 or more"
+            )
 
 
 ALIASES: dict[str, tuple[str, ...]] = {

@@ -231,8 +231,19 @@ class GoalOrder:
             )
         self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
 
-    def batch(self, update: int) -> np.ndarray:
-        """int32 [batch_size]: the goals of an update, from 0."""
+    def batch(self, update: int, attempt: int = 0) -> np.ndarray:
+        """int32 [batch_size]: the goals of an update, from 0.
+
+        Args:
+            update: Pass of the main loop.
+            attempt: 0 gives what the order has for this update. Later ones give the other goals, in an order of their
+                own, each once before any comes again.
+        """
+        if attempt:
+            others = np.setdiff1d(self.goals, self.batch(update))
+            pool = others if len(others) else self.goals
+            mixed = np.random.default_rng((self.seed, update, 1)).permutation(pool)
+            return np.take(mixed, range((attempt - 1) * self.batch_size, attempt * self.batch_size), mode="wrap")
         first = update * self.batch_size
         places = np.arange(first, first + self.batch_size)
         return np.asarray([self._order(int(place // len(self.goals)))[place % len(self.goals)] for place in places])

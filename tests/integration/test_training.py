@@ -63,7 +63,7 @@ def policy(tmp_path_factory) -> Path:
 
 
 def words(policy: Path, run: Path) -> list[str]:
-    """16 episodes an update, rewarded by the score, so that a random policy has something to learn from."""
+    """16 episodes an update, rewarded by the score, and a seed by which a random policy can learn."""
     return [
         f"actor_rollout_ref.model.path={policy}",
         f"trainer.output_dir={run}",
@@ -75,6 +75,7 @@ def words(policy: Path, run: Path) -> list[str]:
         "env.rollout.n=4",
         "env.max_steps=5",
         "env.reward=score",
+        "trainer.seed=33",
         "actor_rollout_ref.actor.optim.lr=0.001",
         "actor_rollout_ref.actor.ppo_mini_batch_size=40",
     ]
@@ -114,11 +115,13 @@ def test_a_run_learns_reports_and_leaves_everything_behind(whole_run):
     run, out = whole_run / "run", (whole_run / "out.txt").read_text()
     lines = metrics(run)
     assert [line["update"] for line in lines] == [0, 1, 2, 3, 3]
-    updates = [line for line in lines if "actor/loss" in line]
+    updates = [line for line in lines if "actor/update_skipped" in line]
     assert [line["rollout/num_episodes"] for line in updates] == [16.0] * UPDATES
-    assert any(line["actor/grad_norm"] > 1e-3 for line in updates)
-    assert updates[0]["actor/kl_to_reference_nats"] < updates[-1]["actor/kl_to_reference_nats"]
-    assert all(line["actor/engine_gap_max_nats"] < 1e-4 for line in updates)
+    learned = [line for line in updates if not line["actor/update_skipped"]]
+    assert len(learned) > 1
+    assert any(line["actor/grad_norm"] > 1e-3 for line in learned)
+    assert learned[0]["actor/kl_to_reference_nats"] < learned[-1]["actor/kl_to_reference_nats"]
+    assert all(line["actor/engine_gap_max_nats"] < 1e-4 for line in learned)
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((run / "tensorboard").iterdir())
     assert "paired difference of success" in out
@@ -162,6 +165,58 @@ def test_a_run_killed_in_the_middle_goes_on_to_the_same_numbers(policy, whole_ru
     expected = load_weights(whole_run / "run" / last)
     for name, tensor in load_weights(run / last).items():
         assert tensor.equal(expected[name]), name
+
+
+def test_an_update_without_any_advantage_is_skipped_and_said(policy, tmp_path):
+    run = tmp_path / "run"
+    # Nothing can be bought within two steps: no group differs, however often it is tried.
+    out = finished(
+        command(
+            SCRIPT,
+            *words(policy, run),
+            "trainer.total_updates=1",
+            "env.reward=sparse",
+            "env.max_steps=2",
+            "algorithm.filter_groups.enable=true",
+            "algorithm.filter_groups.max_num_gen_batches=3",
+        )
+    )
+    assert "no update: every advantage is 0" in out
+    line = next(line for line in metrics(run) if "actor/update_skipped" in line)
+    assert line["actor/update_skipped"] == 1.0
+    assert line["rollout/truncated_frac"] == 1.0
+    assert line["filter/num_tries"] == 3.0
+    assert line["filter/num_groups_played"] == 12.0
+    assert line["filter/num_groups_trained_on"] == 4.0
+    before = load_model(str(policy)).state_dict()
+    for name, tensor in load_weights(run / "checkpoints" / "update_000001").items():
+        assert tensor.equal(before[name]), name
+    told = (run / "validations" / "update_000001.txt").read_text()
+    assert "out of steps" in told and "-> search[" in told and "First prompt:\n    | task: " in told
+
+
+def test_two_processes_filter_groups_as_one_does(policy, tmp_path):
+    (tmp_path / "recorder.py").write_text(RECORDER)
+    rows, lines = [], []
+    for launcher in ((), ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")):
+        name = f"{len(rows)}"
+        arguments = [
+            *words(policy, tmp_path / name),
+            "trainer.total_updates=1",
+            "trainer.val_before_train=false",
+            "algorithm.filter_groups.enable=true",
+            "algorithm.filter_groups.outcome=task_score",
+            "algorithm.filter_groups.max_num_gen_batches=3",
+        ]
+        finished(command(tmp_path / "recorder.py", tmp_path / f"{name}.json", *arguments, launcher=launcher))
+        rows.append(json.loads((tmp_path / f"{name}.json").read_text()))
+        lines.append(next(line for line in metrics(tmp_path / name) if "filter/num_tries" in line))
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == lines[0]["filter/num_tries"]
+    first_episodes = [min(row[0] for row in attempt) for attempt in rows[0]]
+    assert first_episodes == [16 * attempt for attempt in range(len(rows[0]))], "tries are numbered differently"
+    figures = [{key: value for key, value in line.items() if key.startswith("filter/")} for line in lines]
+    assert figures[0] == figures[1]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,12 @@ def test_each_line_has_the_update_its_figures_and_the_times_of_its_phases(tmp_pa
     assert out[1].startswith("update 1/5  validation: success 0.400 [0.300, 0.500]")
 
 
+def test_an_update_without_learning_is_told(tmp_path, capsys):
+    log = open_log(tmp_path)
+    log.log(1, {key: value for key, value in UPDATE.items() if "actor" not in key} | {"actor/update_skipped": 1.0})
+    assert "no update: every advantage is 0" in capsys.readouterr().out
+
+
 def test_going_on_drops_lines_from_after_the_checkpoint(tmp_path):
     log = open_log(tmp_path)
     for update in (1, 2, 3):

@@ -53,6 +53,8 @@ def test_an_unknown_key_names_the_nearest(wrong, meant):
         ("actor_rollout_ref.rollout.n=4", "env.rollout.n"),
         ("actor_rollout_ref.actor.strategy=megatron", "must be one of fsdp2, fsdp"),
         ("trainer.logger=[console,wandb]", "wandb"),
+        ("algorithm.filter_groups.max_num_gen_batches=0", "max_num_gen_batches must be at least 1, got 0"),
+        ("algorithm.filter_groups.outcome=reward", "algorithm.filter_groups.outcome must be one of won, task_score"),
         ("env.max_steps", "not key=value"),
         ("recipe=nonsense", "tiny"),
     ],
@@ -62,6 +64,12 @@ def test_bad_values_are_refused_in_one_line(word, complaint):
         resolve([word])
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_filtering_groups_of_one_episode_is_refused():
+    assert resolve(["algorithm.filter_groups.enable=true"])[0].algorithm.filter_groups.outcome == "won"
+    with pytest.raises(SettingsError, match=r"env\.rollout\.n=2 or more"):
+        resolve(["algorithm.filter_groups.enable=true", "env.rollout.n=1"])
 
 
 def test_numbers_as_published_scripts_write_them():

@@ -30,6 +30,16 @@ def test_the_goals_of_an_update_are_a_function_of_its_number():
     assert GoalOrder(goals, 8, seed=2).batch(3).tolist() != straight[3]
 
 
+def test_later_tries_of_an_update_play_other_goals_each_once():
+    order = GoalOrder(np.arange(50, 70), 4, seed=1)
+    first = order.batch(3).tolist()
+    tries = [order.batch(3, attempt).tolist() for attempt in range(1, 5)]
+    assert sorted([*first, *(goal for goals in tries for goal in goals)]) == list(range(50, 70))
+    assert order.batch(3, 5).tolist() == tries[0], "all have been played: from the beginning"
+    assert order.batch(4, 1).tolist() != tries[0]
+    assert GoalOrder(np.arange(4), 4, seed=1).batch(0, 1).size == 4, "there are no other goals"
+
+
 def test_a_batch_larger_than_the_split_is_refused():
     with pytest.raises(SettingsError, match=r"data\.train_batch_size=9"):
         GoalOrder(np.arange(8), 9, seed=0)
