@@ -22,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainers.actor import Actor
+from trainers.evaluation import read_evaluation
 from trainers.files import atomic_directory
 from trainers.models import save_policy
 from webshop_env.errors import ShopGymError
@@ -144,6 +145,8 @@ def read_state(checkpoint: Path, *, hashes: Mapping[str, str]) -> RunState:
             raise TypeError(f"updates_done is {state.updates_done!r}")
         if not (isinstance(state.metrics, list) and isinstance(state.hashes, dict)):
             raise TypeError("metrics must be a list, hashes an object")
+        if state.first_evaluation is not None:
+            read_evaluation(state.first_evaluation)
     except (OSError, TypeError, ValueError) as error:
         raise _unreadable(checkpoint, error) from None
     for name, value in state.hashes.items():

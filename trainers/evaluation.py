@@ -3,7 +3,8 @@
     python trainers/evaluation.py model=embedded goals=300 out=before.json
     python trainers/evaluation.py model=outputs/tiny/policy goals=300 baseline=before.json
 
-One episode per goal. The sampling noise belongs to the goal, so that two evaluations of the same list share it.
+One episode per goal. The sampling noise belongs to the goal's place in the list, so that two evaluations of the same
+list with the same seed share it.
 
 Dimension: N goals.
 """
@@ -19,17 +20,19 @@ if __name__ == "__main__":  # before torch: threads that wait by spinning starve
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.flatten import concatenate
 from rollout.types import Policy, SamplingParams, StepBatch
+from trainers.command import settings_of
 from trainers.files import require_writable, write_atomically
-from trainers.ranks import Ranks
+from trainers.ranks import Ranks, start_ranks, stop_ranks
 from trainers.settings import DataSettings, EnvSettings, SettingsError, group, setting
 
 Z_95 = 1.959963984540054
@@ -51,11 +54,22 @@ class Estimate:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.num})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoalList:
+    """Where the goals of an evaluation come from: what two of them must have in common to be compared."""
+
+    environment: str
+    variant: str | None
+    goals: str
+    split_by: str
+    catalogue_hash: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """What became of each goal."""
 
-    catalogue_hash: str
+    goal_list: GoalList
     split: str
     temperature: float
     seed: int
@@ -75,8 +89,8 @@ class Evaluation:
 
     @property
     def score(self) -> Estimate:
-        """Mean task score, with the normal interval."""
-        return mean_estimate(np.asarray(self.task_score))
+        """Mean task score, with the normal interval cut to [0, 1]."""
+        return mean_estimate(np.asarray(self.task_score), lowest=0.0)
 
     def metrics(self) -> dict[str, float]:
         """Figures for the log."""
@@ -104,38 +118,89 @@ def share_estimate(hits: np.ndarray) -> Estimate:
     return Estimate(share, max(0.0, centre - half), min(1.0, centre + half), num)
 
 
-def mean_estimate(values: np.ndarray) -> Estimate:
-    """Mean of float [N] with the normal 95 % interval; a single value has an interval of no width."""
+def mean_estimate(values: np.ndarray, *, lowest: float) -> Estimate:
+    """Mean of float [N] in [lowest, 1] with the normal 95 % interval, no wider than the values can be.
+
+    Values that are all equal, a single one among them, have an interval of no width.
+    """
     if len(values) == 0:
         raise ValueError("an estimate needs at least one value")
     values = np.asarray(values, dtype=np.float64)
     mean = float(values.mean())
     half = Z_95 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return Estimate(mean, mean - half, mean + half, len(values))
+    return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half), len(values))
+
+
+def paired_share_estimate(before: np.ndarray, after: np.ndarray) -> Estimate:
+    """How much larger the share of True is in `after` than in `before`, both bool [N], pair by pair.
+
+    The 95 % interval holds the differences that Tango's score test for paired shares (Statistics in Medicine 17, 1998)
+    does not reject. Where many pairs differ it is about the normal interval; where none does it is
+    +-z^2 / (N + z^2), not a point.
+    """
+    num = len(before)
+    if num == 0:
+        raise ValueError("an estimate needs at least one pair")
+    num_gained, num_lost = int(np.sum(~before & after)), int(np.sum(before & ~after))
+    return Estimate(
+        (num_gained - num_lost) / num,
+        -_highest_share_difference(num_lost, num_gained, num),
+        _highest_share_difference(num_gained, num_lost, num),
+        num,
+    )
+
+
+def _highest_share_difference(num_gained: int, num_lost: int, num: int) -> float:
+    """Upper end of Tango's interval, by halving what is left; its statistic falls as the difference grows."""
+    low, high = (num_gained - num_lost) / num, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        linear = (2 * num - num_gained + num_lost) * middle - num_gained - num_lost
+        lost_share = (math.sqrt(linear**2 + 8 * num * num_lost * middle * (1 - middle)) - linear) / (4 * num)
+        variance = num * (2 * lost_share + middle * (1 - middle))
+        if (num * middle - num_gained + num_lost) ** 2 > Z_95**2 * variance:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def paired_differences(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
-    """How much `after` is better, goal by goal: success and score, each with the normal 95 % interval.
+    """How much `after` is better, goal by goal: success with a score interval, score with the normal one, 95 % each.
 
     Raises:
         SettingsError: The two were not made on the same goals of the same catalogue.
     """
-    require_same_goals(before, catalogue_hash=after.catalogue_hash, goal_index=after.goal_index)
-    won = np.asarray(after.won, dtype=np.float64) - np.asarray(before.won, dtype=np.float64)
+    require_same_goals(before, goal_list=after.goal_list, goal_index=after.goal_index)
     return {
-        "success": mean_estimate(won),
-        "score": mean_estimate(np.asarray(after.task_score) - np.asarray(before.task_score)),
+        "success": paired_share_estimate(np.asarray(before.won), np.asarray(after.won)),
+        "score": mean_estimate(np.asarray(after.task_score) - np.asarray(before.task_score), lowest=-1.0),
     }
 
 
-def require_same_goals(before: Evaluation, *, catalogue_hash: str, goal_index: list[int]) -> None:
+def pairing_notes(before: Evaluation, *, temperature: float, seed: int) -> list[str]:
+    """What to tell beside a comparison: whether the two sampled otherwise, so that not only the policies differ."""
+    here = {"temperature": temperature, "seed": seed}
+    return [
+        f"the earlier evaluation had {name} {getattr(before, name)}, this one has {value}"
+        for name, value in here.items()
+        if getattr(before, name) != value
+    ]
+
+
+def require_same_goals(before: Evaluation, *, goal_list: GoalList, goal_index: list[int]) -> None:
     """Refuses to compare with an evaluation of other goals.
 
     Raises:
-        SettingsError: It was made on another catalogue or on other goals of it.
+        SettingsError: It was made in another environment, on another catalogue or on other goals of it.
     """
-    if before.catalogue_hash != catalogue_hash:
-        raise SettingsError("the two evaluations were made on different catalogues; they cannot be compared")
+    for field in fields(GoalList):
+        then, now = getattr(before.goal_list, field.name), getattr(goal_list, field.name)
+        if then != now:
+            name = field.name.replace("_", " ")
+            raise SettingsError(
+                f"the two evaluations differ in their {name}, {then} and {now}; they cannot be compared"
+            )
     if before.goal_index != goal_index:
         raise SettingsError("the two evaluations were made on different goals; use the same split and number of goals")
 
@@ -179,7 +244,7 @@ def evaluate(
     ranks: Ranks,
     *,
     seed: int,
-    catalogue_hash: str,
+    goal_list: GoalList,
     split: str,
     on_rows: Callable[[StepBatch], None] | None = None,
 ) -> Evaluation:
@@ -189,7 +254,7 @@ def evaluate(
         on_rows(rows)
     _, firsts = np.unique(rows.episode_id, return_index=True)
     return Evaluation(
-        catalogue_hash=catalogue_hash,
+        goal_list=goal_list,
         split=split,
         temperature=params.temperature,
         seed=seed,
@@ -212,13 +277,35 @@ def load_evaluation(path: Path) -> Evaluation:
         SettingsError: The file is missing or is no evaluation.
     """
     try:
-        evaluation = Evaluation(**json.loads(path.read_text(encoding="utf-8")))
-        columns = (evaluation.goal_index, evaluation.won, evaluation.task_score, evaluation.episode_length)
-        if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
-            raise TypeError("columns of other lengths")
-        return evaluation
+        return read_evaluation(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
         raise SettingsError(f"{path} is no saved evaluation ({error.__class__.__name__}); make one with out=") from None
+
+
+def read_evaluation(saved: Mapping[str, Any]) -> Evaluation:
+    """An evaluation from what `dataclasses.asdict` made of it.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(saved, Mapping):
+        raise TypeError("not an object")
+    evaluation = Evaluation(**{**saved, "goal_list": GoalList(**saved.get("goal_list", {}))})
+    columns = (evaluation.goal_index, evaluation.won, evaluation.task_score, evaluation.episode_length)
+    if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
+        raise TypeError("columns of other lengths")
+    return evaluation
+
+
+def goal_list_of(env: EnvSettings, catalogue_hash: str) -> GoalList:
+    """Where the goals come from that these settings name."""
+    return GoalList(
+        environment=env.env_name,
+        variant=env.variant,
+        goals=env.webshop.goals,
+        split_by=env.webshop.split_by,
+        catalogue_hash=catalogue_hash,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,67 +327,67 @@ class EvaluationSettings:
     data: DataSettings = group(DataSettings)
 
 
-def run(settings: EvaluationSettings, baseline: Evaluation | None = None) -> Evaluation:
-    """Evaluates one policy in this process; a baseline on other goals is refused before that."""
-    import torch
-
+def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None = None) -> Evaluation:
+    """Evaluates one policy over the ranks; a baseline on other goals is refused before that."""
     from rollout.engines.hf import HFEngine
-    from trainers.models import load_model, load_tokenizer, refuse_other_prompts
-    from trainers.ranks import start_ranks
+    from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
     from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world, require_positions
 
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("device=cuda, but there is no GPU that torch can use")
-    shop = open_world(settings.env)
-    goals = fixed_goals(shop, settings.split, settings.goals)
+    world = open_world(settings.env)
+    goals = fixed_goals(world, settings.split, settings.goals)
+    goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if baseline is not None:
-        require_same_goals(baseline, catalogue_hash=shop.catalogue_hash, goal_index=goals.tolist())
-    device = "cuda" if settings.device == "auto" and torch.cuda.is_available() else settings.device
+        require_same_goals(baseline, goal_list=goal_list, goal_index=goals.tolist())
     tokenizer = load_tokenizer(settings.model)
     grammar = make_grammar(tokenizer, settings.env, settings.data) if settings.constrained else None
     engine = HFEngine(
-        load_model(settings.model),
+        load_model(settings.model, dtype=compute_dtype(ranks.device)),
         tokenizer,
         grammar=grammar,
         copy_model=False,
-        device="cpu" if device == "auto" else device,
+        device=ranks.device,
     )
     require_positions(engine.model.config, settings.data)
-    manager = make_manager(
-        settings.env, settings.data, min(settings.num_envs, len(goals)), count_tokens=engine.count_tokens
-    )
+    num_envs = min(settings.num_envs, -(-len(goals) // ranks.world))
+    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
     refuse_other_prompts(settings.model, prompt_template_hash=manager.prompt_hash, environment=settings.env.env_name)
     return evaluate(
         TrajectoryCollector(manager, CollectorConfig(constrained=settings.constrained)),
         engine,
         goals,
         SamplingParams(temperature=settings.temperature, max_tokens=settings.data.max_response_length),
-        start_ranks(),
+        ranks,
         seed=settings.seed,
-        catalogue_hash=shop.catalogue_hash,
+        goal_list=goal_list,
         split=settings.split,
     )
 
 
 def main(arguments: list[str]) -> None:
     """Command line: evaluates, prints, saves, compares."""
-    from trainers.settings import explain, resolve
-
-    wants_help = [word for word in arguments if word in ("--help", "-h", "--explain")]
-    settings, notes, sources = resolve([word for word in arguments if word not in wants_help], EvaluationSettings)
-    if wants_help:
-        print(__doc__)
-        print(explain(settings, sources))
-    for note in notes:
-        print(f"note: {note}")
-    if wants_help:
+    resolved = settings_of(arguments, EvaluationSettings, __doc__)
+    if resolved is None:
         return
+    settings, notes = resolved
     baseline = load_evaluation(Path(settings.baseline)) if settings.baseline else None
     if settings.out:
         if Path(settings.out).is_dir():
             raise SettingsError(f"out: {settings.out} is a directory; name a file")
         require_writable(Path(settings.out).parent, setting="out")
-    evaluation = run(settings, baseline)
+    ranks = start_ranks(settings.device)
+    try:
+        evaluation = run(settings, ranks, baseline)
+    finally:
+        stop_ranks()
+    if ranks.is_first:
+        _report(settings, notes, evaluation, baseline)
+
+
+def _report(
+    settings: EvaluationSettings, notes: list[str], evaluation: Evaluation, baseline: Evaluation | None
+) -> None:
+    for note in notes:
+        print(f"note: {note}")
     num = len(evaluation.goal_index)
     print(f"{settings.model} on {num} {settings.split} goals, temperature {settings.temperature}")
     print(f"success {evaluation.success}")
@@ -310,6 +397,8 @@ def main(arguments: list[str]) -> None:
         print(f"per goal: {settings.out}")
     if baseline is not None:
         print(f"baseline success {baseline.success}, score {baseline.score}")
+        for note in pairing_notes(baseline, temperature=evaluation.temperature, seed=evaluation.seed):
+            print(f"note: {note}")
         for name, difference in paired_differences(baseline, evaluation).items():
             print(f"paired difference of {name} {difference}")
 

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
@@ -39,21 +38,27 @@ from trainers.checkpoint import (
     save_checkpoint,
     set_later_aside,
 )
+from trainers.command import settings_of
 from trainers.display import RunLog, draw_curve
 from trainers.evaluation import (
     Evaluation,
+    GoalList,
     collect_over_ranks,
     evaluate,
+    goal_list_of,
     load_evaluation,
     paired_differences,
+    pairing_notes,
+    read_evaluation,
+    require_same_goals,
     save_evaluation,
 )
 from trainers.files import require_writable, write_atomically
 from trainers.losses import LossConfig
-from trainers.models import load_model, load_tokenizer, refuse_other_prompts
+from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
 from trainers.ranks import Ranks, set_threads, start_ranks, stop_ranks
 from trainers.scoring import require_plain_logits
-from trainers.settings import Settings, SettingsError, explain, flatten, resolve
+from trainers.settings import Settings, SettingsError, flatten
 from trainers.worlds import (
     GoalOrder,
     fixed_goals,
@@ -92,6 +97,7 @@ class Run:
     log: RunLog
     validator: TrajectoryCollector
     validation_goals: np.ndarray
+    goal_list: GoalList
 
 
 def train(run: Run) -> Evaluation | None:
@@ -176,7 +182,7 @@ def validate(run: Run) -> Evaluation:
             sampling,
             run.ranks,
             seed=run.settings.trainer.seed,
-            catalogue_hash=run.world.catalogue_hash,
+            goal_list=run.goal_list,
             split=validation_split(run.settings),
             on_rows=lambda rows: write_sample(run, rows),
         )
@@ -236,7 +242,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     rollout = settings.actor_rollout_ref.rollout
     grammar = make_grammar(tokenizer, settings.env, settings.data) if rollout.constrained else None
     engine = HFEngine(
-        load_model(model_path, dtype=torch.bfloat16 if ranks.device.type == "cuda" else torch.float32),
+        load_model(model_path, dtype=compute_dtype(ranks.device)),
         tokenizer,
         grammar=grammar,
         copy_model=False,
@@ -260,6 +266,9 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     resumed = settings.trainer.resume_from
     checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
     state = read_state(checkpoint, hashes=hashes) if checkpoint else RunState(hashes=hashes)
+    goal_list = goal_list_of(settings.env, world.catalogue_hash)
+    if state.first_evaluation:
+        refuse_other_validations(state.first_evaluation, goal_list, validation_goals)
 
     shared: dict[str, Any] = {
         "pad_id": int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
@@ -311,7 +320,22 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         ),
         validator=TrajectoryCollector(validation_manager, CollectorConfig(constrained=rollout.constrained)),
         validation_goals=validation_goals,
+        goal_list=goal_list,
     )
+
+
+def refuse_other_validations(first: dict[str, Any], goal_list: GoalList, goals: np.ndarray) -> None:
+    """Stops a run that goes on before it plays validations that its first one cannot be compared with.
+
+    Raises:
+        SettingsError: The settings that choose the goals have changed.
+    """
+    try:
+        require_same_goals(read_evaluation(first), goal_list=goal_list, goal_index=goals.tolist())
+    except SettingsError as error:
+        raise SettingsError(
+            f"trainer.resume_from: {error}; leave data.val_batch_size and the settings of the environment as they were"
+        ) from None
 
 
 def check_ranks(settings: Settings, ranks: Ranks) -> None:
@@ -417,11 +441,13 @@ def run_directory(settings: Settings) -> Path:
 def report(run: Run, last: Evaluation | None) -> None:
     """The last words: what was reached, how sure that is, and where everything lies."""
     say = run.log.say
-    first = Evaluation(**run.state.first_evaluation) if run.state.first_evaluation else None
+    first = read_evaluation(run.state.first_evaluation) if run.state.first_evaluation else None
     for name, evaluation in (("before", first), ("after", last)):
         if evaluation is not None:
             say(f"{name:6} success {evaluation.success}  score {evaluation.score}")
     if first is not None and last is not None:
+        for note in pairing_notes(first, temperature=last.temperature, seed=last.seed):
+            say(f"note: {note}")
         for name, difference in paired_differences(first, last).items():
             say(f"paired difference of {name}: {difference}")
     directory = run.directory
@@ -439,14 +465,10 @@ def report(run: Run, last: Evaluation | None) -> None:
 
 def main(arguments: list[str]) -> None:
     """Command line."""
-    wants_help = [word for word in arguments if word in ("--help", "-h", "--explain")]
-    settings, notes, sources = resolve([word for word in arguments if word not in wants_help])
-    if wants_help:
-        print(__doc__)
-        print(explain(settings, sources))
-        for note in notes:
-            print(f"note: {note}")
+    resolved = settings_of(arguments, Settings, __doc__)
+    if resolved is None:
         return
+    settings, notes = resolved
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     set_threads()
     ranks = start_ranks()

@@ -80,6 +80,11 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     return model.eval()
 
 
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """What engines compute in: bfloat16 on a GPU, float32 elsewhere."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def locate(path: str) -> str:
     """Turns `embedded`, `smollm2-135m`, a directory or a hub id into what transformers loads.
 

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainers.settings import SettingsError
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -27,10 +29,6 @@ class Ranks:
     def is_first(self) -> bool:
         """True on the one rank that prints and writes files."""
         return self.rank == 0
-
-    def deal(self, num: int) -> range:
-        """Numbers of the items out of `num` that are this rank's: every world-th, from its own rank on."""
-        return range(self.rank, num, self.world)
 
     def block(self, num: int) -> range:
         """A contiguous share of `num` items, sizes differing by at most one."""
@@ -60,21 +58,30 @@ class Ranks:
             dist.barrier()
 
 
-def start_ranks() -> Ranks:
-    """Joins the process group that torchrun set up, or makes one of a single process."""
-    use_gpu = torch.cuda.is_available()
+def start_ranks(device: str = "auto") -> Ranks:
+    """Joins the process group that torchrun set up, or makes one of a single process.
+
+    Args:
+        device: "auto" takes this rank's GPU where there is one; "cpu" or "cuda".
+
+    Raises:
+        SettingsError: "cuda" where torch sees no GPU.
+    """
+    use_gpu = device != "cpu" and torch.cuda.is_available()
+    if device == "cuda" and not use_gpu:
+        raise SettingsError("device=cuda, but there is no GPU that torch can use")
     backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+    place = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     if use_gpu:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(place)
     if not dist.is_initialized():
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     world = dist.get_world_size()
-    return Ranks(dist.get_rank(), world, device, init_device_mesh(device.type, (world,)))
+    return Ranks(dist.get_rank(), world, place, init_device_mesh(place.type, (world,)))
 
 
 def stop_ranks() -> None:

@@ -32,8 +32,9 @@ from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.constrained import SEARCH, ActionGrammar
 from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
-from trainers.evaluation import Evaluation, evaluate
-from trainers.files import require_writable
+from trainers.command import settings_of
+from trainers.evaluation import Evaluation, evaluate, goal_list_of
+from trainers.files import atomic_directory, require_writable
 from trainers.models import (
     PROVENANCE,
     load_model,
@@ -45,8 +46,8 @@ from trainers.models import (
     weights_hash,
 )
 from trainers.ranks import start_ranks, stop_ranks
-from trainers.scoring import LEAST_FILL, Collator, Pairs, TokenScorer, micro_batches
-from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, flatten, group, resolve, setting
+from trainers.scoring import Collator, Pairs, TokenScorer, least_fill, micro_batches, require_plain_logits
+from trainers.settings import DataSettings, EnvSettings, SettingsError, flatten, group, setting
 from trainers.worlds import fixed_goals, make_grammar, make_manager, open_shop_world, require_positions
 from webshop_env.policies import OraclePolicy
 from webshop_env.shop import Shop
@@ -199,7 +200,6 @@ def imitate(
     )
     rng = np.random.default_rng(settings.seed)
     lengths = rows.lengths
-    least_fill = 0.0 if device.type == "cuda" else LEAST_FILL
     num_steps = max(1, math.ceil(settings.epochs * math.ceil(len(rows) / settings.batch_rows)))
     losses: list[torch.Tensor] = []
     began, num_tokens, step = time.perf_counter(), 0, 0
@@ -215,7 +215,10 @@ def imitate(
             loss = torch.zeros((), device=device)
             num_reply_tokens = sum(len(rows.replies[row]) for row in chosen)
             for part in micro_batches(
-                lengths[chosen], max_rows=len(chosen), max_tokens=settings.micro_batch_tokens, least_fill=least_fill
+                lengths[chosen],
+                max_rows=len(chosen),
+                max_tokens=settings.micro_batch_tokens,
+                least_fill=least_fill(device),
             ):
                 batch = collate(rows, chosen[part])
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
@@ -253,10 +256,10 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
         raise SettingsError("out=DIR is missing: where shall the policy go?")
     out = Path(settings.out).expanduser()
     require_writable(out, setting="out")
-    device = torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
-    if settings.device == "cuda" and device.type == "cpu":
-        raise SettingsError("device=cuda, but there is no GPU that torch can use")
-    ranks = start_ranks()
+    if out.is_dir() and any(out.iterdir()):
+        raise SettingsError(f"out: {out} is not empty; name another directory, or delete it")
+    ranks = start_ranks(settings.device)
+    device = ranks.device
     shop = open_shop_world(settings.env)
     train_goals = shop.split("train")
     goals = np.random.default_rng(settings.seed).permutation(train_goals)[: settings.goals or None]
@@ -301,7 +304,10 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
         evaluation = _evaluate(settings, engine, shop, ranks, num_envs)
         figures["eval_success"], figures["eval_score"] = str(evaluation.success), str(evaluation.score)
         print(f"eval success {evaluation.success}\neval score   {evaluation.score}")
-    save_policy(out, config=model.config, state_dict=weights, tokenizer=tokenizer, made=made, dtype=torch.bfloat16)
+    with atomic_directory(out) as scratch:
+        save_policy(
+            scratch, config=model.config, state_dict=weights, tokenizer=tokenizer, made=made, dtype=torch.bfloat16
+        )
     size = (out / "model.safetensors").stat().st_size
     print(f"{out}: {size / 1e6:.1f} MB of weights, {PROVENANCE} beside them")
     return made
@@ -320,7 +326,9 @@ def _tokenizer(settings: SftSettings, shop: Shop, goals: np.ndarray, num_envs: i
 
 def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     if settings.init:
-        return load_model(settings.init)
+        model = load_model(settings.init)
+        require_plain_logits(model)
+        return model
     return make_small_policy(
         tokenizer,
         hidden=settings.hidden,
@@ -342,22 +350,19 @@ def _evaluate(settings: SftSettings, engine: HFEngine, shop: Shop, ranks: Any, n
         SamplingParams(temperature=settings.eval_temperature, max_tokens=settings.data.max_response_length),
         ranks,
         seed=settings.seed,
-        catalogue_hash=shop.catalogue_hash,
+        goal_list=goal_list_of(settings.env, shop.catalogue_hash),
         split="eval",
     )
 
 
 def main(arguments: list[str]) -> None:
     """Command line."""
-    wants_help = [word for word in arguments if word in ("--help", "-h", "--explain")]
-    settings, notes, sources = resolve([word for word in arguments if word not in wants_help], SftSettings)
-    if wants_help:
-        print(__doc__)
-        print(explain(settings, sources))
+    resolved = settings_of(arguments, SftSettings, __doc__)
+    if resolved is None:
+        return
+    settings, notes = resolved
     for note in notes:
         print(f"note: {note}")
-    if wants_help:
-        return
     if settings.init:
         earlier = provenance(settings.init)
         print(f"going on from {settings.init} ({json.dumps(earlier.get('figures', {}))})")

@@ -205,15 +205,43 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_leaves_nothing_of_the_old
     assert (run / "validations" / "update_000003.json").is_file()
 
 
+def test_a_run_does_not_go_on_to_validations_that_cannot_be_compared(tmp_path, policy):
+    run = tmp_path / "run"
+    words = [*SMALL, f"actor_rollout_ref.model.path={policy}", "data.val_batch_size=2", "trainer.test_freq=1"]
+    gigpo_fsdp.main([*words, "trainer.val_before_train=true", f"trainer.output_dir={run}"])
+    for word, message in (("data.val_batch_size=3", "different goals"), ("env.webshop.split_by=product", "split by")):
+        error = complaint(gigpo_fsdp.main, f"trainer.resume_from={run}", word)
+        assert message in error and "leave data.val_batch_size" in error
+
+
+def test_evaluation_says_all_once_on_the_first_rank_and_notes_other_noise(tmp_path, policy, capsys):
+    words = [
+        f"model={policy}",
+        "goals=2",
+        "env.max_steps=2",
+        "data.max_prompt_length=400",
+        "data.max_response_length=60",
+    ]
+    evaluation.main([*words, f"out={tmp_path / 'e.json'}"])
+    evaluation.main([*words, f"baseline={tmp_path / 'e.json'}", "seed=1", "data.truncation=error"])
+    assert not torch.distributed.is_initialized()
+    shown = capsys.readouterr().out
+    assert "note: data.truncation does nothing here" in shown
+    assert "note: the earlier evaluation had seed 0, this one has 1" in shown
+    assert "paired difference of success 0.000 [-0.658, 0.658] (n=2)" in shown
+
+
 def test_evaluation_refuses_what_it_could_not_save_or_compare_before_it_plays(tmp_path, policy):
     words = [f"model={policy}", "goals=1"]
     saved = tmp_path / "saved.json"
     assert "out: " in complaint(evaluation.main, *words, "out=/dev/null/x.json")
     assert "is a directory; name a file" in complaint(evaluation.main, *words, f"out={tmp_path}")
     columns = {"goal_index": [1], "won": [True], "task_score": [1.0], "episode_length": [3]}
-    whole = {"catalogue_hash": "aa", "split": "eval", "temperature": 0.4, "seed": 0, **columns}
+    from_where = {"environment": "WebShop-v1", "variant": None, "goals": "synthetic", "split_by": "goal"}
+    whole = {"goal_list": from_where | {"catalogue_hash": "aa"}, "split": "eval", "temperature": 0.4, "seed": 0}
+    whole |= columns
     saved.write_text(json.dumps(whole))
-    assert "different catalogues" in complaint(evaluation.main, *words, f"baseline={saved}", "out=x.json")
+    assert "differ in their catalogue hash" in complaint(evaluation.main, *words, f"baseline={saved}", "out=x.json")
     saved.write_text(json.dumps(whole | {"won": "x"}))
     assert "is no saved evaluation" in complaint(evaluation.main, *words, f"baseline={saved}", "out=x.json")
     if not torch.cuda.is_available():
@@ -233,6 +261,22 @@ def test_evaluation_refuses_what_it_could_not_save_or_compare_before_it_plays(tm
 )
 def test_imitation_refuses_before_it_begins(words, message):
     assert message in complaint(sft.main, "goals=1", "epochs=0.1", "hidden=16", "layers=1", "heads=2", *words)
+
+
+def test_of_many_ranks_the_first_one_refuses(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gigpo_fsdp.py", "env=3"])
+    for rank, num_lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            run_command(gigpo_fsdp.main)
+        assert ended.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == num_lines
+
+
+def test_imitation_does_not_write_over_what_is_there(tmp_path, policy):
+    before = sorted(path.name for path in policy.iterdir())
+    assert "is not empty" in complaint(sft.main, f"out={policy}", "goals=1")
+    assert sorted(path.name for path in policy.iterdir()) == before
 
 
 def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(capsys, monkeypatch):

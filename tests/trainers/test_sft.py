@@ -81,6 +81,18 @@ def test_a_policy_is_made_from_nothing_with_its_provenance(tmp_path, capsys):
     assert again["weights_hash"] == made["weights_hash"]
 
 
+def test_a_directory_of_imitation_is_whole_or_not_there(tmp_path, monkeypatch):
+    def failing(directory, **parts) -> None:
+        (directory / "config.json").write_text("{}")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("trainers.sft.save_policy", failing)
+    words = [f"out={tmp_path / 'p'}", "goals=2", "epochs=0.1", "hidden=16", "layers=1", "heads=2", "eval_goals=0"]
+    with pytest.raises(OSError, match="disk full"):
+        main([*words, "vocab_size=400", "device=cpu"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_out_must_be_given():
     with pytest.raises(SettingsError, match="out=DIR"):
         main([])
