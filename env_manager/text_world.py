@@ -51,7 +51,8 @@ class TextWorldGame(gymnasium.Env):
         self._textworld = textworld
         self._size = {"nb_rooms": num_rooms, "nb_objects": num_objects, "quest_length": quest_length}
         self._game: Any = None
-        self._path: Path | None = None
+        self.path: Path | None = None
+        """File of the game that is played; None before the first reset."""
         self._state: Any = None
         self._answer = ""
         self._is_over = True
@@ -61,12 +62,12 @@ class TextWorldGame(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         path = self._compiled(seed if seed is not None else int(self.np_random.integers(2**31)))
-        if path != self._path:
+        if path != self.path:
             self.close()
             with warnings.catch_warnings():  # the interpreter does not know the game; TextWorld keeps its score itself
                 warnings.simplefilter("ignore")
                 self._game = self._textworld.start(str(path), self._textworld.EnvInfos(**dict.fromkeys(_INFOS, True)))
-            self._path = path
+            self.path = path
         self._state, self._answer, self._is_over = self._game.reset(), "", False
         return self._page(), self._info("")
 

@@ -84,26 +84,33 @@ def test_gymnasium_makes_it_by_its_id() -> None:
 
 
 def test_it_is_trained_in_by_the_command_that_trains_in_shops(tmp_path: Path) -> None:
-    from trainers.models import make_small_policy, save_policy, train_tokenizer
+    import textworld
+    from taught_policy import make_taught_policy
 
-    manager = EnvManager("TextWorld-v0", 1, EnvConfig(prompt="no_think"))
-    pages = manager.reset([1500])
-    tokenizer = train_tokenizer([*pages.prompts, *(f"<action>{a}</action>" for a in pages.admissible[0])], 500)
-    model = make_small_policy(tokenizer, hidden=32, layers=2, heads=2, max_positions=2048)
-    made = {"environment": "TextWorld-v0", "prompt_template_hash": manager.prompt_hash}
-    policy = tmp_path / "policy"
-    save_policy(policy, config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made=made)
-    manager.close()
+    from trainers.worlds import GoalOrder, SeedWorld
+
+    order = GoalOrder(SeedWorld("TextWorld-v0").split("train"), 1, seed=0)
+    ways = {}
+    for update in (0, 1):
+        seed = int(order.batch(update)[0])
+        game = TextWorldGame()
+        game.reset(seed=seed)
+        solved = textworld.start(str(game.path), textworld.EnvInfos(policy_commands=True))
+        ways[seed] = tuple(solved.reset().policy_commands)
+        solved.close()
+        game.close()
+    policy = make_taught_policy(tmp_path / "policy", "TextWorld-v0", ways, until=0.1)
     command = [
         *(sys.executable, "trainers/gigpo_fsdp.py", "recipe=frozenlake", "env.env_name=TextWorld-v0"),
         *(f"actor_rollout_ref.model.path={policy}", f"trainer.output_dir={tmp_path / 'run'}", "env.max_steps=4"),
         *("trainer.total_updates=2", "trainer.logger=[console]", "data.train_batch_size=1", "data.val_batch_size=1"),
-        *("env.rollout.n=4", "data.max_prompt_length=1000", "data.max_response_length=64"),
+        *("env.rollout.n=8", "data.max_prompt_length=1000", "data.max_response_length=64"),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    updates = [line for line in lines if "actor/loss" in line]
-    assert [line["rollout/num_episodes"] for line in updates] == [4.0, 4.0]
-    assert all(line["actor/engine_gap_max_nats"] < 1e-4 for line in updates)
+    updates = [line for line in lines if "rollout/num_episodes" in line]
+    assert [line["rollout/num_episodes"] for line in updates] == [8.0, 8.0]
+    assert any(0 < line["rollout/success_frac"] < 1 and line["actor/grad_norm"] > 1e-3 for line in updates)
+    assert all(line["actor/engine_gap_max_nats"] < 1e-4 for line in updates if "actor/loss" in line)
