@@ -298,7 +298,13 @@ def _goal_id(asin: str, text: str, options: list[Any], ordinals: Counter[str]) -
 
 def _weight(attributes: tuple[str, ...], counts: Mapping[str, int]) -> float:
     """Mean rarity of the attributes; 0.0 for a goal without any."""
-    return sum(1.0 / counts[attribute] for attribute in attributes) / len(attributes) if attributes else 0.0
+    if not attributes:
+        return 0.0
+    # Added one by one: since Python 3.12 `sum` rounds otherwise, and the recorded weights are those of plain additions.
+    total = 0.0
+    for attribute in attributes:
+        total += 1.0 / counts[attribute]
+    return total / len(attributes)
 
 
 def _running_sums(weights: Sequence[float]) -> list[float]:
