@@ -50,3 +50,29 @@ def test_managers_in_this_process_keep_their_contract(env_name: str, config: dic
         seed=seed,
         offers_hold=env_name != "WebShop-v0",
     )
+
+
+class Forgetful(gymnasium.Wrapper):
+    """A lake that tells how many episodes it has had: one depends on those before it."""
+
+    num_episodes = 0
+
+    def reset(self, **how: Any) -> tuple[str, dict[str, Any]]:
+        self.num_episodes += 1
+        page, info = self.env.reset(**how)
+        return page + "F" * self.num_episodes, info
+
+
+class Restless(EnvManager):
+    """Asks finished slots too."""
+
+    def live_slots(self) -> list[int]:
+        return list(range(self.num_envs))
+
+
+def test_contracts_can_be_broken() -> None:
+    with pytest.raises(AssertionError, match="those before it"):
+        check_env(lambda: Forgetful(frozen_lake()))
+    with pytest.raises(AssertionError):
+        config = EnvConfig(prompt="no_think", max_steps=MAX_STEPS)
+        check_manager(lambda num_envs: Restless("FrozenLake-v1", num_envs, config), [1, 2], max_steps=MAX_STEPS)
