@@ -140,8 +140,17 @@ class _FreeText:
         return self._only_closing[closing]
 
 
+class NotLosslessError(ShopGymError):
+    """The tokenizer does not give a text back after encoding."""
+
+
 class ActionGrammar:
-    """Which tokens may come next, for one tokenizer."""
+    """Which tokens may come next, for one tokenizer.
+
+    Attributes:
+        left_out: Actions of pages so far that the tokenizer does not give back (text that it normalises): no reply
+            could take them, so they are not offered.
+    """
 
     def __init__(
         self,
@@ -172,6 +181,7 @@ class ActionGrammar:
         self.free_prefix = free_prefix
         self.max_tokens = max_tokens
         self.eos = int(tokenizer.eos_token_id)
+        self.left_out: set[str] = set()
         self._token_cache: dict[str, tuple[int, ...]] = {}
         self._trie_cache: OrderedDict[tuple[str, ...], tuple[_Node, int]] = OrderedDict()
 
@@ -238,6 +248,9 @@ class ActionGrammar:
 
         Returns:
             int32 [R]; it may be longer than `max_tokens`, which `allowed_ids` then refuses.
+
+        Raises:
+            NotLosslessError: the tokenizer does not give the action back.
         """
         head = (*self.think_head, *self._free_tokens(thought, self.thought_free)) if self.free_prefix else ()
         if action.startswith(_SEARCH_HEAD) and action.endswith(_SEARCH_TAIL) and action != SEARCH:
@@ -255,7 +268,7 @@ class ActionGrammar:
         if text not in self._token_cache:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             if self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) != text:
-                raise ShopGymError(
+                raise NotLosslessError(
                     f"constrained decoding: the tokenizer does not give {text!r} back after encoding; "
                     "use one that is lossless, or set actor_rollout_ref.rollout.constrained=false"
                 )
@@ -274,7 +287,11 @@ class ActionGrammar:
                 if length <= room:
                     _insert(root, self.search_head).opens_query = True
             else:
-                tokens = (*self._tokens(self._lead + action + self.suffix), self.eos)
+                try:
+                    tokens = (*self._tokens(self._lead + action + self.suffix), self.eos)
+                except NotLosslessError:
+                    self.left_out.add(action)
+                    continue
                 length = len(tokens)
                 if length <= room:
                     _insert(root, tokens)
@@ -283,7 +300,7 @@ class ActionGrammar:
         if rest == 0:
             raise ShopGymError(
                 f"constrained decoding: none of the page's {len(admissible)} actions fits into {self.max_tokens} "
-                "tokens; raise data.max_response_length"
+                "tokens and comes back from the tokenizer whole; raise data.max_response_length"
             )
         self._trie_cache[admissible] = root, rest
         if len(self._trie_cache) > _TRIES_KEPT:

@@ -134,14 +134,18 @@ def compare_within_groups(values: np.ndarray, group_ids: np.ndarray, *, mode: st
 
 
 def episode_advantages(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
-    """How much better each row's episode did than its siblings, float32 [N]; a group of one episode gets exactly 0."""
+    """How much better each row's episode did than its siblings, float32 [N].
+
+    A group of one episode gets exactly 0, whatever the baseline: there is nothing to compare it with. The published
+    code gives such a group its raw scores, and with `baseline="step"` would compare its rows by their penalties.
+    """
     scores = batch.episode_return - penalties(batch, config)
-    if config.baseline == "step":
-        return compare_within_groups(scores, batch.group_id, mode=config.mode)
     _, first_rows = np.unique(batch.episode_id, return_index=True)
     _, mean, std, is_constant_return = _group_moments(batch.episode_return[first_rows], batch.group_id[first_rows])
     group, _, _, is_constant = _group_moments(scores, batch.group_id)
     is_lone = np.bincount(np.unique(batch.group_id[first_rows], return_inverse=True)[1]) == 1
+    if config.baseline == "step":
+        return np.where(is_lone[group], np.float32(0), compare_within_groups(scores, batch.group_id, mode=config.mode))
     # Where only a penalty tells the rows apart there is no spread of returns to divide by.
     std = np.where(is_constant_return, 1.0 - EPSILON, std)
     return _normalise(scores, mean[group], std[group], (is_constant | is_lone)[group], mode=config.mode)

@@ -55,7 +55,7 @@ from trainers.evaluation import (
 )
 from trainers.files import require_writable, write_atomically
 from trainers.losses import LossConfig
-from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
+from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts, weights_hash
 from trainers.ranks import Ranks, set_threads, start_ranks, stop_ranks
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError, flatten
@@ -71,8 +71,9 @@ from trainers.worlds import (
 
 if TYPE_CHECKING:
     import numpy as np
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from rollout.constrained import ActionGrammar
     from trainers.worlds import World
 
 VALIDATION_ENVS = 128
@@ -239,8 +240,8 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     goals = GoalOrder(world.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
     validation_goals = fixed_goals(world, validation_split(settings), settings.data.val_batch_size)
     tokenizer = load_tokenizer(model_path)
-    rollout = settings.actor_rollout_ref.rollout
-    grammar = make_grammar(tokenizer, settings.env, settings.data) if rollout.constrained else None
+    is_constrained = settings.actor_rollout_ref.rollout.constrained
+    grammar = make_grammar(tokenizer, settings.env, settings.data) if is_constrained else None
     engine = HFEngine(
         load_model(model_path, dtype=compute_dtype(ranks.device)),
         tokenizer,
@@ -255,50 +256,28 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     )
     validation_envs = min(VALIDATION_ENVS, -(-len(validation_goals) // ranks.world))
     validation_manager = make_manager(settings.env, settings.data, validation_envs, count_tokens=engine.count_tokens)
+    refuse_other_prompts(model_path, prompt_template_hash=manager.prompt_hash, environment=settings.env.env_name)
+    policy = policy_to_train(settings)
     hashes = {
         "environment": settings.env.env_name,
         "prompt_template_hash": manager.prompt_hash,
         "catalogue_hash": world.catalogue_hash,
+        "start_policy_hash": weights_hash(policy.state_dict()),
     }
-    refuse_other_prompts(
-        model_path, prompt_template_hash=hashes["prompt_template_hash"], environment=hashes["environment"]
-    )
     resumed = settings.trainer.resume_from
     checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
     state = read_state(checkpoint, hashes=hashes) if checkpoint else RunState(hashes=hashes)
     goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if state.first_evaluation:
         refuse_other_validations(state.first_evaluation, goal_list, validation_goals)
-
-    shared: dict[str, Any] = {
-        "pad_id": int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
-        "temperature": rollout.temperature,
-        "grammar": grammar,
-    }
-    config = actor_config(settings)
-    actor = Actor(policy_to_train(settings), ranks, config, **shared)
-    reference = None
-    if config.loss.use_kl_loss:
-        reference = Reference(
-            load_model(model_path),
-            ranks,
-            max_rows=settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu,
-            max_tokens=config.max_tokens,
-            **shared,
-        )
+    actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)
     if checkpoint:
         weights = load_weights(checkpoint)
         refuse_other_shapes(checkpoint, weights, actor)
         actor.load_full_state_dict(weights)
         load_optimizer(checkpoint, actor)
         engine.load_weights(actor.full_state_dict(), version=state.updates_done)
-
-    directory = ranks.gather(run_directory(settings) if ranks.is_first else None)[0]
-    if ranks.is_first:
-        if resumed:
-            set_later_aside(directory, state.updates_done)
-        saved = flatten(settings) | {"trainer.resume_from": None, "trainer.output_dir": str(directory)}
-        write_atomically(directory / "settings.yaml", yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
+    directory = take_directory(settings, ranks, state)
     return Run(
         settings=settings,
         ranks=ranks,
@@ -306,7 +285,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         world=world,
         tokenizer=tokenizer,
         goals=goals,
-        collector=TrajectoryCollector(manager, CollectorConfig(constrained=rollout.constrained)),
+        collector=TrajectoryCollector(manager, CollectorConfig(constrained=is_constrained)),
         engine=engine,
         actor=actor,
         reference=reference,
@@ -318,10 +297,55 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
             lines=state.metrics,
             is_first=ranks.is_first,
         ),
-        validator=TrajectoryCollector(validation_manager, CollectorConfig(constrained=rollout.constrained)),
+        validator=TrajectoryCollector(validation_manager, CollectorConfig(constrained=is_constrained)),
         validation_goals=validation_goals,
         goal_list=goal_list,
     )
+
+
+def open_learners(
+    settings: Settings,
+    ranks: Ranks,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    grammar: ActionGrammar | None,
+) -> tuple[Actor, Reference | None]:
+    """The policy that learns, sharded, and the frozen one where the loss needs it."""
+    shared: dict[str, Any] = {
+        "pad_id": int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
+        "temperature": settings.actor_rollout_ref.rollout.temperature,
+        "grammar": grammar,
+    }
+    config = actor_config(settings)
+    actor = Actor(policy, ranks, config, **shared)
+    if not config.loss.use_kl_loss:
+        return actor, None
+    reference = Reference(
+        load_model(settings.actor_rollout_ref.model.path),
+        ranks,
+        max_rows=settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu,
+        max_tokens=config.max_tokens,
+        **shared,
+    )
+    return actor, reference
+
+
+def take_directory(settings: Settings, ranks: Ranks, state: RunState) -> Path:
+    """Makes the run directory of all ranks, with the settings inside; the first writing of a run."""
+    directory: Path = ranks.gather(run_directory(settings) if ranks.is_first else None)[0]
+    if ranks.is_first:
+        if settings.trainer.resume_from:
+            set_later_aside(directory, state.updates_done)
+        saved = flatten(settings) | {"trainer.resume_from": None, "trainer.output_dir": str(directory)}
+        for key in ("actor_rollout_ref.model.path", "env.webshop.data_dir"):
+            saved[key] = from_anywhere(saved[key])
+        write_atomically(directory / "settings.yaml", yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
+    return directory
+
+
+def from_anywhere(path: str | None) -> str | None:
+    """A directory's whole path, so that a run can be resumed from another working directory; else what came."""
+    return str(Path(path).expanduser().resolve()) if path and Path(path).expanduser().is_dir() else path
 
 
 def refuse_other_validations(first: dict[str, Any], goal_list: GoalList, goals: np.ndarray) -> None:
@@ -354,7 +378,7 @@ def check_ranks(settings: Settings, ranks: Ranks) -> None:
         )
 
 
-def policy_to_train(settings: Settings) -> Any:
+def policy_to_train(settings: Settings) -> PreTrainedModel:
     """The actor's model, full precision, with gradient checkpointing where the settings ask for it."""
     model = load_model(settings.actor_rollout_ref.model.path)
     require_plain_logits(model)

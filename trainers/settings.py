@@ -48,6 +48,7 @@ def setting(
     at_most: float | None = None,
     above: float | None = None,
     why_only: str = "",
+    no_effect: str = "",
 ) -> Any:
     """A dataclass field that carries its meaning and its range.
 
@@ -59,8 +60,10 @@ def setting(
         at_most: Largest value.
         above: Value that it must exceed.
         why_only: Why values outside `only` are refused.
+        no_effect: Why it does nothing, where it is only taken because others have it; the user is told so.
     """
-    rule = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above, "why_only": why_only}
+    rule = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above}
+    rule |= {"why_only": why_only, "no_effect": no_effect}
     if dataclasses.is_dataclass(default):
         raise TypeError("groups are declared with group()")
     return field(default=default, metadata={"meaning": meaning, **rule})
@@ -173,7 +176,9 @@ class ModelSettings:
     path: str = setting("embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, or a hub id")
     enable_gradient_checkpointing: bool = setting(False, "trade compute for memory in the backward pass")
     lora_rank: int = setting(0, "rank of LoRA adapters; 0 is none", only=(0,), why_only="not in this version")
-    use_remove_padding: bool = setting(True, "taken, always so: rows of like length share a micro-batch")
+    use_remove_padding: bool = setting(
+        True, "no padding to the longest row", no_effect="rows of like length share a micro-batch, always"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +197,9 @@ class ActorFsdpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RefFsdpSettings:
-    param_offload: bool = setting(False, "keep the reference's weights on the CPU; taken, has no effect yet")
+    param_offload: bool = setting(
+        False, "keep the reference's weights on the CPU", no_effect="they stay where the actor's are"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,9 +241,13 @@ class RolloutSettings:
     n: int = setting(1, "completions of a prompt", only=(1,), why_only="groups are made of environments: env.rollout.n")
     constrained: bool = setting(False, "decode only admissible actions inside the action tag")
     val_kwargs: ValSettings = group(ValSettings)
-    gpu_memory_utilization: float = setting(0.6, "share of the GPU for vllm", above=0, at_most=1)
-    tensor_model_parallel_size: int = setting(1, "GPUs of one vllm engine; taken, the hf engine uses one", at_least=1)
-    enforce_eager: bool = setting(False, "no CUDA graphs in vllm")
+    gpu_memory_utilization: float = setting(
+        0.6, "share of the GPU for vllm", above=0, at_most=1, no_effect="the hf engine takes what it needs"
+    )
+    tensor_model_parallel_size: int = setting(
+        1, "GPUs of one vllm engine", at_least=1, no_effect="the hf engine uses one"
+    )
+    enforce_eager: bool = setting(False, "no CUDA graphs in vllm", no_effect="the hf engine has none")
     log_prob_micro_batch_size_per_gpu: int = setting(16, "rows of one pass for old log-probs, at most", at_least=1)
 
 
@@ -257,11 +268,15 @@ class ActorRolloutRefSettings:
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
     total_updates: int = setting(150, "updates of the whole run", at_least=0)
-    test_freq: int = setting(5, "updates between validations, the last update included; 0 or less is none")
+    test_freq: int = setting(
+        5, "updates between validations, the last update included; 0 or less is none but that of val_before_train"
+    )
     save_freq: int = setting(10, "updates between checkpoints; 0 or less saves at the end only")
-    val_before_train: bool = setting(True, "validate before the first update")
+    val_before_train: bool = setting(True, "validate before the first update, whatever test_freq is")
     logger: tuple[str, ...] = setting(("console", "tensorboard"), "where metrics go, besides metrics.jsonl")
-    project_name: str = setting("shopgym", "name of a family of runs")
+    project_name: str = setting(
+        "shopgym", "name of a family of runs", no_effect="neither the console nor TensorBoard shows it"
+    )
     experiment_name: str = setting("", "name of the run; empty takes the recipe's")
     output_dir: str | None = setting(None, "run directory; null is outputs/<experiment_name>")
     resume_from: str | None = setting(None, "run directory or checkpoint to go on from")
@@ -367,6 +382,8 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
         origin = "the run that is resumed"
         if overrides.get("trainer.output_dir"):
             raise SettingsError("trainer.output_dir: a run that is resumed goes on in its own directory; leave it out")
+        if "recipe" in overrides:
+            raise SettingsError("recipe: a run that is resumed goes on with its own settings; leave it out")
     else:
         base, origin = load_recipe(recipe), f"recipe {recipe}"
     known = {key for key, _, _ in leaves(kind())}
@@ -380,7 +397,8 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
         raise SettingsError(f"{origin}{where and f' ({where})'}: {error}") from None
     sources.update(dict.fromkeys(base, origin))
     sources.update(dict.fromkeys(overrides, "command line"))
-    return build({**base, **overrides}, kind), notes, sources
+    settings = build({**base, **overrides}, kind)
+    return settings, notes + _without_effect(settings), sources
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -436,11 +454,25 @@ def explain(settings: Any, sources: Mapping[str, str]) -> str:
     for key, f, value in leaves(settings):
         choices = f.metadata["only"]
         extra = f" [{' | '.join('null' if c is None else str(c) for c in choices)}]" if len(choices) > 1 else ""
+        extra += f"; taken, does nothing: {f.metadata['no_effect']}" if f.metadata["no_effect"] else ""
         lines.append(f"{key}={_text(value)}\n    {f.metadata['meaning']}{extra} (from {sources.get(key, 'default')})")
     if isinstance(settings, Settings):
         lines += [f"{alias}\n    another name of {' and '.join(keys)}" for alias, keys in ALIASES.items()]
         lines += [f"{key}\n    taken, does nothing: {reason}" for key, reason in NOT_NEEDED.items()]
     return "\n".join(lines)
+
+
+def _without_effect(settings: Any) -> list[str]:
+    """Notes about values that somebody chose and that change nothing."""
+    notes = [
+        f"{key}={_text(value)} does nothing here: {f.metadata['no_effect']}"
+        for key, f, value in leaves(settings)
+        if f.metadata["no_effect"] and value != f.default
+    ]
+    env: EnvSettings = settings.env
+    if env.seed and env.env_name != "WebShop-v0":
+        notes.append(f"env.seed={env.seed} does nothing here: {env.env_name} draws nothing but by its goals")
+    return notes
 
 
 def _without_aliases(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import torch
 
 from env_manager import EnvManager
 from rollout.collector import CollectorConfig, TrajectoryCollector
-from rollout.constrained import SEARCH, ActionGrammar
+from rollout.constrained import SEARCH, ActionGrammar, NotLosslessError
 from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
 from trainers.command import settings_of
@@ -165,13 +165,17 @@ def encode(shown: Demonstrations, engine: HFEngine, grammar: ActionGrammar) -> t
     """Rows as token ids.
 
     Returns:
-        The rows, and how many were left out because their reply does not fit into the limit of a reply.
+        The rows, and how many were left out because their reply does not fit into the limit of a reply, or does not
+        come back from the tokenizer whole.
     """
     prompts: list[np.ndarray] = []
     replies: list[np.ndarray] = []
     admissible: list[tuple[str, ...] | None] = []
     for prompt, possible, action in zip(shown.prompts, shown.admissible, shown.actions, strict=True):
-        reply = grammar.encode_reply(action)
+        try:
+            reply = grammar.encode_reply(action)
+        except NotLosslessError:
+            continue
         if len(reply) <= grammar.max_tokens:
             prompts.append(engine.encode(prompt))
             replies.append(reply)
@@ -274,12 +278,13 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
     began = time.perf_counter()
     shown = demonstrate(manager, shop, goals, noise=settings.noise, haste=settings.haste, seed=settings.seed)
-    rows, num_too_long = encode(shown, engine, grammar)
+    rows, num_left_out = encode(shown, engine, grammar)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{len(rows)} rows of {shown.num_episodes} episodes ({shown.num_won} won by the oracle) in "
-        f"{time.perf_counter() - began:.0f} s; {num_too_long} left out, their reply is longer than "
-        f"{grammar.max_tokens} tokens; rows {rows.lengths.mean():.0f} tokens on average, {rows.lengths.max()} at most; "
+        f"{time.perf_counter() - began:.0f} s; {num_left_out} left out, their reply is longer than "
+        f"{grammar.max_tokens} tokens or lost in the tokenizer; rows {rows.lengths.mean():.0f} tokens on average, "
+        f"{rows.lengths.max()} at most; "
         f"{num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {device}",
         flush=True,
     )

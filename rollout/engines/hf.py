@@ -120,7 +120,10 @@ class HFEngine:
         self.weight_version = version
 
     def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
-        """Answers in the order of the requests; the answers do not depend on that order or on the batches.
+        """Answers in the order of the requests; the noise of an answer does not depend on that order or on the batches.
+
+        The logits do, in their last bits: a batch of another shape adds up in another order, and a draw that falls
+        between two tokens may then take the other one.
 
         Raises:
             ShopGymError: `top_p` or `top_k` is set, or a request is constrained and the engine has no fitting grammar.

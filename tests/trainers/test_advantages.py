@@ -157,6 +157,14 @@ def test_a_lone_episode_and_lone_pages_get_exactly_0(baseline, mode):
     assert result.advantage.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("baseline", ["episode", "step"])
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_the_penalty_of_a_lone_episode_does_not_set_its_rows_against_each_other(baseline, mode):
+    batch = rows_of([{"rewards": [0, 10], "valid": [True, False]}])
+    config = AdvantageConfig(adv_estimator="grpo", baseline=baseline, mode=mode)
+    assert with_advantages(batch, config).advantage.tolist() == [0.0, 0.0]
+
+
 def test_an_all_won_group_of_different_lengths_still_has_step_credit():
     batch = rows_of([{"rewards": [0, 10], "anchors": [7, 8]}, {"rewards": [0, 0, 10], "anchors": [7, 9, 8]}])
     result = with_advantages(batch, AdvantageConfig())
@@ -253,7 +261,9 @@ def slow_reference(batch: StepBatch, config: AdvantageConfig) -> list[float]:
     for i in range(num):
         group = [j for j in range(num) if batch.group_id[j] == batch.group_id[i]]
         page = [j for j in group if batch.anchor_id[j] == batch.anchor_id[i]]
-        a_episode = score[i] - np.mean([score[j] for j in group]) if len({score[j] for j in group}) > 1 else 0.0
+        is_lone = len({batch.episode_id[j] for j in group}) == 1
+        is_zero = is_lone or len({score[j] for j in group}) == 1
+        a_episode = 0.0 if is_zero else score[i] - np.mean([score[j] for j in group])
         a_step = g[i] - np.mean([g[j] for j in page]) if len({g[j] for j in page}) > 1 else 0.0
         result.append(a_episode + a_step)
     return result

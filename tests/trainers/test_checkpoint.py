@@ -20,6 +20,7 @@ from trainers.checkpoint import (
     load_optimizer,
     load_weights,
     read_state,
+    refuse_other_shapes,
     save_checkpoint,
     set_later_aside,
 )
@@ -165,6 +166,13 @@ def test_what_was_done_after_an_update_is_set_aside(model, tokenizer, tmp_path):
     assert (aside / "validations" / "update_000003.json").read_text() == "old"
     save(tmp_path, new_actor(model), tokenizer, 3)
     assert len(set_later_aside(tmp_path, 2)) == 1  # another branch takes the place of the first
+
+
+def test_weights_of_another_shape_are_refused(model, tokenizer, tmp_path):
+    checkpoint = save(tmp_path, new_actor(model), tokenizer, 1)
+    wider = new_actor(make_small_policy(tokenizer, hidden=32, layers=1, heads=2))
+    with pytest.raises(CheckpointError, match="is of another model"):
+        refuse_other_shapes(checkpoint, load_weights(checkpoint), wider)
 
 
 def test_state_comes_back_and_other_prompts_are_refused(model, tokenizer, tmp_path):

@@ -180,7 +180,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, finished_run, file, content, 
 def test_a_run_goes_on_with_its_own_model_in_its_own_place(tmp_path, finished_run, tokenizer):
     deeper = save(tmp_path / "deeper", tokenizer, layers=2)
     resume = f"trainer.resume_from={finished_run}"
-    assert "is of another model" in complaint(gigpo_fsdp.main, resume, f"actor_rollout_ref.model.path={deeper}")
+    other = complaint(gigpo_fsdp.main, resume, f"actor_rollout_ref.model.path={deeper}")
+    assert "was made with start policy hash" in other
+    assert "with its own settings" in complaint(gigpo_fsdp.main, resume, "recipe=tiny")
     assert "in its own directory" in complaint(gigpo_fsdp.main, resume, "trainer.output_dir=elsewhere")
 
 
@@ -261,6 +263,15 @@ def test_evaluation_refuses_what_it_could_not_save_or_compare_before_it_plays(tm
 )
 def test_imitation_refuses_before_it_begins(words, message):
     assert message in complaint(sft.main, "goals=1", "epochs=0.1", "hidden=16", "layers=1", "heads=2", *words)
+
+
+def test_a_run_that_named_its_policy_from_its_folder_goes_on_from_another(tmp_path, policy, monkeypatch):
+    monkeypatch.chdir(policy.parent)
+    run = tmp_path / "run"
+    gigpo_fsdp.main([*SMALL, f"actor_rollout_ref.model.path={policy.name}", f"trainer.output_dir={run}"])
+    monkeypatch.chdir(tmp_path)
+    gigpo_fsdp.main([f"trainer.resume_from={run}", "trainer.total_updates=2"])
+    assert (run / "checkpoints" / "update_000002").is_dir()
 
 
 def test_of_many_ranks_the_first_one_refuses(capsys, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rollout.constrained import ActionGrammar, NotLosslessError
 from trainers.files import atomic_directory, write_atomically
 from trainers.models import (
     ModelError,
@@ -120,6 +121,22 @@ def test_a_directory_is_complete_or_not_there(tmp_path):
     write_atomically(tmp_path / "f", "2")
     assert (tmp_path / "f").read_text() == "2"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "f"]
+
+
+def test_an_action_that_the_tokenizer_normalises_is_left_out_of_its_page(tokenizer):
+    """Qwen2's rules compose accents: `e` and a combining acute come back as one character."""
+    grammar = ActionGrammar(tokenizer)
+    composed, decomposed = "click[caf\u00e9]", "click[cafe\u0301]"
+    page = ("click[buy now]", composed, decomposed)
+    assert grammar.left_out == set()
+    allowed = grammar.allowed_ids(page, grammar.encode_reply(composed))
+    assert grammar.left_out == {decomposed}
+    without = grammar.allowed_ids(page[:2], grammar.encode_reply(composed))
+    assert [ids.tolist() for ids in allowed] == [ids.tolist() for ids in without]
+    with pytest.raises(NotLosslessError, match="does not give"):
+        grammar.encode_reply(decomposed)
+    with pytest.raises(NotLosslessError, match="does not give"):
+        ActionGrammar(tokenizer, prefix="<cafe\u0301>")
 
 
 def test_every_file_and_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):

@@ -95,6 +95,32 @@ def test_aliases_of_published_keys():
     assert any("data.truncation" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("trainer.project_name=mine", "neither the console"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=0.5", "the hf engine takes"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "the hf engine uses one"),
+        ("actor_rollout_ref.rollout.enforce_eager=true", "the hf engine has none"),
+        ("actor_rollout_ref.model.use_remove_padding=false", "share a micro-batch"),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", "stay where"),
+        ("env.seed=3", "WebShop-v1 draws nothing"),
+    ],
+)
+def test_a_setting_without_effect_is_noted_where_it_is_chosen(word, why):
+    assert resolve([])[1] == []
+    settings, notes, sources = resolve([word])
+    assert [note for note in notes if note.startswith(f"{word} does nothing here: ") and why in note] == notes != []
+    if not word.startswith("env.seed"):
+        assert f"{word}\n" in explain(settings, sources) and f"does nothing: {notes[0].split(': ', 1)[1]}" in explain(
+            settings, sources
+        )
+
+
+def test_the_seed_of_v0_has_an_effect():
+    assert resolve(["env.env_name=WebShop-v0", "env.seed=3"])[1] == []
+
+
 def test_the_saved_configuration_gives_the_same_settings(tmp_path):
     settings, _, _ = resolve(["env.max_steps=9", "trainer.logger=[console]"])
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(flatten(settings)))
