@@ -9,7 +9,7 @@ import pytest
 from contracts import check_env, check_manager
 
 import webshop_env  # noqa: F401  (registers the shops)
-from env_manager import EnvConfig, EnvManager
+from env_manager import EnvConfig, EnvManager, Observations
 from env_manager.frozen_lake import TextFrozenLake
 
 MAX_STEPS = 7
@@ -63,11 +63,13 @@ class Forgetful(gymnasium.Wrapper):
         return page + "F" * self.num_episodes, info
 
 
-class Restless(EnvManager):
+class Chatty(EnvManager):
     """Asks finished slots too."""
 
-    def live_slots(self) -> list[int]:
-        return list(range(self.num_envs))
+    def _observations(self) -> Observations:
+        observations = super()._observations()
+        observations.prompts = [prompt or "Again?" for prompt in observations.prompts]
+        return observations
 
 
 def test_contracts_can_be_broken() -> None:
@@ -75,4 +77,4 @@ def test_contracts_can_be_broken() -> None:
         check_env(lambda: Forgetful(frozen_lake()))
     with pytest.raises(AssertionError):
         config = EnvConfig(prompt="no_think", max_steps=MAX_STEPS)
-        check_manager(lambda num_envs: Restless("FrozenLake-v1", num_envs, config), [1, 2], max_steps=MAX_STEPS)
+        check_manager(lambda num_envs: Chatty("FrozenLake-v1", num_envs, config), [1, 2], max_steps=MAX_STEPS)
