@@ -10,7 +10,6 @@ Dimensions: B rows of a batch, P prompt tokens, T tokens of one feed, C places o
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from rollout.constrained import ActionGrammar, Cursor
+from rollout.engines.prompts import PromptEncoder
 from rollout.noise import uniforms
 from rollout.types import Generation, GenerationRequest, SamplingParams
 from webshop_env.errors import ShopGymError
@@ -26,7 +26,6 @@ from webshop_env.errors import ShopGymError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_ENCODED_KEPT = 4096
 _DROP_BELOW = 0.75
 """Finished rows leave the batch when no more than this part of it is still alive."""
 
@@ -81,23 +80,11 @@ class HFEngine:
         self.num_sampled_tokens = 0
         """Tokens of all replies so far."""
         self._eos_ids = _eos_ids(self.model, tokenizer)
-        self._encoded: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._prompts = PromptEncoder(tokenizer)
 
     def encode(self, prompt: str) -> np.ndarray:
         """One user message -> int32 [P] through the chat template, or the plain text where there is none."""
-        if prompt in self._encoded:
-            self._encoded.move_to_end(prompt)
-            return self._encoded[prompt]
-        if self.tokenizer.chat_template:
-            messages = [{"role": "user", "content": prompt}]
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        else:
-            ids = self.tokenizer(prompt)["input_ids"]
-        encoded = np.asarray(ids, dtype=np.int32)
-        self._encoded[prompt] = encoded
-        if len(self._encoded) > _ENCODED_KEPT:
-            self._encoded.popitem(last=False)
-        return encoded
+        return self._prompts.encode(prompt)
 
     def count_tokens(self, prompt: str) -> int:
         """Length of `encode(prompt)`; remembered, so that a prompt that was counted is not tokenised again."""
