@@ -214,7 +214,7 @@ class Actor(ShardedPolicy):
         return totals.metrics(self.ranks)
 
     def _is_one_step(self, batch: StepBatch) -> bool:
-        return self.config.epochs == 1 and np.count_nonzero(batch.row_weight) <= self.config.mini_batch_size
+        return self.config.epochs == 1 and int(np.count_nonzero(batch.row_weight)) <= self.config.mini_batch_size
 
     def _optimizer_step(self, rows: StepBatch, totals: UpdateTotals) -> None:
         self.optimizer.zero_grad(set_to_none=True)

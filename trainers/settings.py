@@ -62,11 +62,11 @@ def setting(
         why_only: Why values outside `only` are refused.
         no_effect: Why it does nothing, where it is only taken because others have it; the user is told so.
     """
-    rule = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above}
-    rule |= {"why_only": why_only, "no_effect": no_effect}
+    limits = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above}
+    words = {"meaning": meaning, "why_only": why_only, "no_effect": no_effect}
     if dataclasses.is_dataclass(default):
         raise TypeError("groups are declared with group()")
-    return field(default=default, metadata={"meaning": meaning, **rule})
+    return field(default=default, metadata={**words, **limits})
 
 
 def group(kind: type) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,15 @@ from trainers.actor import Actor, ActorConfig, Reference, UpdateTotals, checkpoi
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
 from trainers.ranks import start_ranks
-from trainers.scoring import distinct_pairs, least_fill, micro_batches, require_plain_logits
+from trainers.scoring import (
+    MicroBatch,
+    TokenMask,
+    TokenScorer,
+    distinct_pairs,
+    least_fill,
+    micro_batches,
+    require_plain_logits,
+)
 from webshop_env.errors import ShopGymError
 
 PAGES = [
@@ -119,6 +129,59 @@ def test_the_engine_and_the_trainer_speak_of_one_distribution(make_actor, batch)
     for got, expected in zip(found, batch.rollout_log_probs, strict=True):
         assert got == pytest.approx(expected, abs=2e-5)
     assert any((np.asarray(row) < -0.1).any() for row in found)
+
+
+def test_they_do_at_another_temperature_too(model, ranks, tokenizer, grammar, batch):
+    engine = HFEngine(model, tokenizer, grammar=grammar)
+    requests = [
+        GenerationRequest(prompt, NoiseKey(1, 0, i, 0), page)
+        for i, (prompt, page) in enumerate(zip(batch.prompt_ids, batch.admissible, strict=True))
+    ]
+    written = engine.generate(requests, SamplingParams(temperature=0.7, max_tokens=MAX_TOKENS))
+    rows = replace(
+        batch,
+        reply_ids=ragged([g.reply_ids for g in written]),
+        rollout_log_probs=ragged([g.log_probs for g in written]),
+    )
+    differences = {}
+    for temperature in (0.7, 1.0):
+        actor = Actor(
+            copy.deepcopy(model).requires_grad_(True),
+            ranks,
+            ActorConfig(),
+            pad_id=tokenizer.pad_token_id,
+            temperature=temperature,
+            grammar=grammar,
+        )
+        found = np.concatenate(list(actor.log_probs(rows)))
+        differences[temperature] = np.abs(found - np.concatenate(list(rows.rollout_log_probs))).max()
+    assert differences[0.7] < 2e-5
+    assert differences[1.0] > 1e-3
+
+
+def test_entropy_and_its_gradient_are_those_of_the_allowed_tokens_alone():
+    """A vocabulary of four, one token of it forbidden: by hand, H = -sum p ln p and dH/dz = -p (ln p + H)."""
+    logits = torch.tensor([1.0, -0.5, 3.0, 0.25], requires_grad=True)
+
+    class Fixed(torch.nn.Module):
+        def base_model(self, input_ids, use_cache):
+            return SimpleNamespace(last_hidden_state=torch.ones(1, input_ids.shape[1], 1))
+
+        def get_output_embeddings(self):
+            return lambda hidden: hidden * logits
+
+    one = torch.tensor([0])
+    mask = TokenMask(rows=torch.tensor([0, 0, 0]), ids=torch.tensor([0, 1, 3]), num_sets=1, set_of_token=one)
+    row = MicroBatch(input_ids=torch.tensor([[5, 1]]), positions=one, targets=torch.tensor([1]), mask=mask)
+    log_prob, entropy = TokenScorer(Fixed(), temperature=0.5)(row)
+    weights = np.exp(np.array([1.0, -0.5, 0.25]) / 0.5)
+    shares = weights / weights.sum()
+    expected = -(shares * np.log(shares)).sum()
+    assert log_prob.item() == pytest.approx(np.log(shares[1]), abs=1e-6)
+    assert entropy.item() == pytest.approx(expected, abs=1e-6)
+    entropy.sum().backward()
+    slopes = -shares * (np.log(shares) + expected) / 0.5
+    assert logits.grad.numpy() == pytest.approx([slopes[0], slopes[1], 0.0, slopes[2]], abs=1e-6)
 
 
 def test_log_probs_do_not_depend_on_micro_batches_or_order(make_actor, batch):
