@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 
 from rollout.types import StepBatch
+from trainers.settings import AdvantageMode, Baseline
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
@@ -31,9 +32,9 @@ class AdvantageConfig:
     """Discount per environment step, in (0, 1]."""
     step_advantage_w: float = 1.0
     """Weight of the step advantage against the episode advantage, at least 0."""
-    mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
+    mode: AdvantageMode = "mean_norm"
     """Whether a difference to the mean is also divided by the sample standard deviation."""
-    baseline: Literal["episode", "step"] = "episode"
+    baseline: Baseline = "episode"
     """What the mean of a group runs over: each episode once without penalties, or every row with them."""
     enable_similarity: bool = False
     """Compare steps on similar pages of a group, not only on equal ones."""
@@ -53,9 +54,9 @@ class AdvantageConfig:
             raise ValueError(f"gamma must be in (0, 1], got {self.gamma}")
         if self.step_advantage_w < 0.0:
             raise ValueError(f"step_advantage_w must be at least 0, got {self.step_advantage_w}")
-        if self.mode not in ("mean_norm", "mean_std_norm"):
+        if self.mode not in get_args(AdvantageMode):
             raise ValueError(f"mode must be mean_norm or mean_std_norm, got {self.mode!r}")
-        if self.baseline not in ("episode", "step"):
+        if self.baseline not in get_args(Baseline):
             raise ValueError(f"baseline must be episode or step, got {self.baseline!r}")
         if not 0.0 < self.similarity_thresh <= 1.0:
             raise ValueError(f"similarity_thresh must be in (0, 1], got {self.similarity_thresh}")

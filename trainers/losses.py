@@ -10,13 +10,14 @@ Dimensions: T reply tokens of a micro-batch, N rows of a mini-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 import torch
 
-KL_KINDS = ("low_var_kl", "kl", "abs", "mse")
-AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+from trainers.settings import Aggregation, KlKind
+
+KL_KINDS, AGGREGATIONS = get_args(KlKind), get_args(Aggregation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +36,9 @@ class LossConfig:
     """Whether the KL term to the reference is added."""
     kl_loss_coef: float = 0.01
     """Weight of the KL term."""
-    kl_loss_type: Literal["low_var_kl", "kl", "abs", "mse"] = "low_var_kl"
+    kl_loss_type: KlKind = "low_var_kl"
     """How the KL is estimated from the log-probs of the sampled tokens."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    loss_agg_mode: Aggregation = "token-mean"
     """How tokens are averaged over a mini-batch."""
 
     def __post_init__(self) -> None:
