@@ -48,6 +48,8 @@ class TrajectoryCollector:
         self.config = config or CollectorConfig()
         self.statistics: dict[str, float] = {}
         """Figures of the last `collect`: those of `batch_statistics`, and seconds by phase (`time/<phase>_s`)."""
+        self.num_failed_episodes = 0
+        """Episodes left out since construction because their environment was lost twice."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds_before = dict(self._seconds)
 
@@ -78,11 +80,12 @@ class TrajectoryCollector:
             first_episode: Number of the first episode, a multiple of `group_size`.
 
         Returns:
-            Rows by (episode_id, step_index).
+            Rows by (episode_id, step_index). An episode whose environment was lost is played once more; one that is
+            lost again is left out and counted in `num_failed_episodes`.
 
         Raises:
             ShopGymError: there are no goals, or fewer environments than `group_size`.
-            RuntimeError: a reply was written with other weights than the policy began with.
+            RuntimeError: a reply was written with other weights than the policy began with, or no episode is left.
         """
         self._check(goal_indexes, group_size, first_episode)
         began = dict(self._seconds)
@@ -98,7 +101,18 @@ class TrajectoryCollector:
                 )
             ]
             self._play(records, policy, params, update=update, seed=seed)
+            lost = [record for record in records if record.failed]
+            if lost:  # The noise has the episode's name: played again it is the same episode.
+                again = [
+                    EpisodeRecord(episode_id=e.episode_id, group_id=e.group_id, goal_index=e.goal_index) for e in lost
+                ]
+                self._play(again, policy, params, update=update, seed=seed)
+                records = [r for r in records if not r.failed] + [r for r in again if not r.failed]
+                records.sort(key=lambda record: record.episode_id)
+                self.num_failed_episodes += sum(record.failed for record in again)
             episodes += records
+        if not episodes:
+            raise RuntimeError("every episode of the collection failed: its environments were lost twice")
         # The manager writes prompts inside its reset and step.
         in_manager = self.manager.prompt_seconds - prompt_seconds_before
         self._seconds["prompt"] += in_manager
@@ -178,6 +192,9 @@ class TrajectoryCollector:
         )
         for s, slot in enumerate(slots):
             episode = episodes[slot]
+            if result.failed[s]:
+                episode.failed = True
+                continue
             episode.steps.append(
                 StepRecord(
                     request=requests[s],

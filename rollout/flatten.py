@@ -41,6 +41,8 @@ class EpisodeRecord:
     truncated: bool = False
     terminated: bool = False
     task_score: float = 0.0
+    failed: bool = False
+    """Its environment was lost, not its policy: it says nothing."""
 
     @property
     def episode_return(self) -> float:

@@ -171,3 +171,26 @@ def test_wrong_calls_are_refused(goals: list[int], settings: dict[str, int], mes
     collector = TrajectoryCollector(EnvManager("FrozenLake-v1", 2))
     with pytest.raises(ShopGymError, match=message):
         collector.collect(goals, ScriptedPolicy(cross), PARAMS, update=0, seed=0, **settings)
+
+
+@pytest.mark.parametrize("losses", [1, 2, 99])
+def test_an_episode_whose_environment_is_lost_is_played_again_or_left_out(losses: int) -> None:
+    manager = EnvManager("WebShop-v1", 4, EnvConfig(prompt="compact", max_steps=3))
+    step, lost = manager.step, []
+
+    def lossy(replies, slots=None, **kwargs):
+        result = step(replies, slots, **kwargs)
+        for s, slot in enumerate(result.slots):  # what a backend reports when an actor is gone for good
+            if slot == 0 and len(lost) < losses:
+                lost.append(slot)
+                result.failed[s] = result.truncated[s] = True
+                result.observations.is_live[slot] = False
+        return result
+
+    manager.step = lossy  # type: ignore[method-assign]
+    collector = TrajectoryCollector(manager)
+    search = ScriptedPolicy(lambda prompt, actions: "<action>search[mug]</action>")
+    rows = collector.collect([3, 5], search, PARAMS, group_size=2, update=0, seed=0)
+    assert collector.num_failed_episodes == (0 if losses == 1 else 1)
+    assert sorted(set(rows.episode_id.tolist())) == ([0, 1, 2, 3] if losses == 1 else [1, 2, 3])
+    assert (rows.episode_length == 3).all()
