@@ -240,8 +240,9 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     goals = GoalOrder(world.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
     validation_goals = fixed_goals(world, validation_split(settings), settings.data.val_batch_size)
     tokenizer = load_tokenizer(model_path)
-    is_constrained = settings.actor_rollout_ref.rollout.constrained
-    grammar = make_grammar(tokenizer, settings.env, settings.data) if is_constrained else None
+    grammar = None
+    if settings.actor_rollout_ref.rollout.constrained:
+        grammar = make_grammar(tokenizer, settings.env, settings.data)
     engine = HFEngine(
         load_model(model_path, dtype=compute_dtype(ranks.device)),
         tokenizer,
@@ -251,16 +252,14 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     )
     require_positions(engine.model.config, settings.data)
     num_groups = -(-settings.data.train_batch_size // ranks.world)
-    manager = make_manager(
-        settings.env, settings.data, num_groups * settings.env.rollout.n, count_tokens=engine.count_tokens
-    )
-    validation_envs = min(VALIDATION_ENVS, -(-len(validation_goals) // ranks.world))
-    validation_manager = make_manager(settings.env, settings.data, validation_envs, count_tokens=engine.count_tokens)
-    refuse_other_prompts(model_path, prompt_template_hash=manager.prompt_hash, environment=settings.env.env_name)
+    collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
+    validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(validation_goals) // ranks.world)))
+    prompt_hash = collector.manager.prompt_hash
+    refuse_other_prompts(model_path, prompt_template_hash=prompt_hash, environment=settings.env.env_name)
     policy = policy_to_train(settings)
     hashes = {
         "environment": settings.env.env_name,
-        "prompt_template_hash": manager.prompt_hash,
+        "prompt_template_hash": prompt_hash,
         "catalogue_hash": world.catalogue_hash,
         "start_policy_hash": weights_hash(policy.state_dict()),
     }
@@ -285,7 +284,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         world=world,
         tokenizer=tokenizer,
         goals=goals,
-        collector=TrajectoryCollector(manager, CollectorConfig(constrained=is_constrained)),
+        collector=collector,
         engine=engine,
         actor=actor,
         reference=reference,
@@ -297,10 +296,16 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
             lines=state.metrics,
             is_first=ranks.is_first,
         ),
-        validator=TrajectoryCollector(validation_manager, CollectorConfig(constrained=is_constrained)),
+        validator=validator,
         validation_goals=validation_goals,
         goal_list=goal_list,
     )
+
+
+def make_collector(settings: Settings, engine: HFEngine, num_envs: int) -> TrajectoryCollector:
+    """Plays so many environments at once with prompts that the engine's tokenizer measures."""
+    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
+    return TrajectoryCollector(manager, CollectorConfig(constrained=settings.actor_rollout_ref.rollout.constrained))
 
 
 def open_learners(
