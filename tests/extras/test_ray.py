@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ require_extra("ray", "ray")
 import ray  # noqa: E402  (after the skip)
 
 NUM = 8
+ROOT = Path(__file__).resolve().parents[2]
 GOALS = {"goal_index": np.arange(20, 20 + NUM, dtype=np.int32)}
 LAKE = {"render_mode": "ansi", "is_slippery": False}
 
@@ -299,3 +301,21 @@ def test_the_settings_of_training_choose_it() -> None:
     reply = "<action>search[red mug]</action>"
     assert ours.step([reply] * 2).observations.prompts == theirs.step([reply] * 2).observations.prompts
     ours.close()
+
+
+def test_a_training_update_in_rays_actors_is_the_local_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="training needs shopgym[train]")
+    common = (
+        *("trainer.total_updates=1", "data.train_batch_size=4", "env.rollout.n=4", "trainer.logger=[console]"),
+        *("trainer.val_before_train=false", "trainer.test_freq=-1"),
+    )
+    lines = {}
+    for backend in ("local", "ray"):
+        out = tmp_path / backend
+        command = (sys.executable, "trainers/gigpo_fsdp.py", f"env.backend={backend}", f"trainer.output_dir={out}")
+        done = subprocess.run([*command, *common], cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines[backend] = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    assert lines["local"]["rollout/num_episodes"] == 16 and lines["local"]["actor/grad_norm"] > 0
+    for name, value in lines["local"].items():
+        assert name.startswith("time/") or lines["ray"][name] == value, name
