@@ -169,17 +169,39 @@ def _check_construct(report: Report, records: list[dict[str, Any]], data_dir: Pa
         elif record["kind"] == "limit_goals":
             settings = {"preseed": record["preseed"], "limit_goals": record["limit"]}
             env = WebShopTextEnv(version="v0", data_dir=data_dir, **settings)
-            goals = [[g.asin, g.options, g.price_upper, g.instruction_text] for g in env.shop.goals]
-            report.compare(kind, "goals", "goals", record["goals"], goals)
+            report.compare(kind, "goals", "goals", record["goals"], [_short_record(goal) for goal in env.shop.goals])
             report.compare(kind, "first session", "session", record["first_session"], env.first_draw[1])
-        elif record["kind"] in ("preseed", "filter_goals"):
-            _check_other_list(report, kind, record, data_dir)
+        elif record["kind"] == "filter_goals":
+            _check_filtered(report, kind, record, data_dir)
+        elif record["kind"] == "preseed":
+            _check_preseed(report, kind, record, data_dir)
 
 
-def _check_other_list(report: Report, kind: str, record: dict[str, Any], data_dir: Path) -> None:
-    if record["kind"] == "filter_goals":
-        report.skipped.append("construct filter_goals: the filter is a function, which a recording cannot hold")
+def _check_filtered(report: Report, kind: str, record: dict[str, Any], data_dir: Path) -> None:
+    """The recorded filter is a function; what it kept is known. Keeping just that must give the same list and draws."""
+    kept = record.get("goals")
+    if not isinstance(kept, list):
+        report.skipped.append("construct filter_goals: neither the filter nor the goals that it kept are recorded")
         return
+    as_record = bool(kept) and isinstance(kept[0], dict)
+    known = {json.dumps(goal) for goal in kept}
+    env = WebShopTextEnv(
+        version="v0",
+        data_dir=data_dir,
+        preseed=record.get("preseed", 0),
+        filter_goals=lambda _, goal: json.dumps(original_record(goal) if as_record else _short_record(goal)) in known,
+    )
+    got = [original_record(goal) if as_record else _short_record(goal) for goal in env.shop.goals]
+    report.compare(kind, "goals", "goals", kept, got)
+    if "first_session" in record:
+        report.compare(kind, "first session", "session", record["first_session"], env.first_draw[1])
+
+
+def _short_record(goal: Goal) -> list[Any]:
+    return [goal.asin, goal.options, goal.price_upper, goal.instruction_text]
+
+
+def _check_preseed(report: Report, kind: str, record: dict[str, Any], data_dir: Path) -> None:
     env = WebShopTextEnv(version="v0", data_dir=data_dir, preseed=record["preseed"])
     where = f"preseed {record['preseed']}"
     report.compare(kind, where, "first session", record["first_session"], env.first_draw[1])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
 
 from webshop_env.conformance import _CHECKS, main, read_records, replay
+from webshop_env.text_env import WebShopTextEnv
 
 
 def test_v0_replays_every_recording_of_the_original(reference_dir):
@@ -43,3 +45,16 @@ def test_what_cannot_be_replayed_is_one_clear_line(tmp_path, capsys):
     assert len(lines) == 3
     for line, part in zip(lines, ("no such directory", "none of goals, prices", "not a gzip'd file"), strict=True):
         assert part in line
+
+
+def test_a_recorded_filter_is_replayed_by_what_it_kept(reference_dir, tmp_path):
+    data = reference_dir / "webshop-1k"
+    env = WebShopTextEnv(version="v0", data_dir=data, filter_goals=lambda place, goal: place % 700 == 3)
+    kept = [[goal.asin, goal.options, goal.price_upper, goal.instruction_text] for goal in env.shop.goals]
+    assert len(kept) == 10
+    record = {"kind": "filter_goals", "preseed": 0, "goals": kept, "first_session": env.first_draw[1]}
+    for goals, num_differences in ((kept, 0), (kept[::-1], 1)):
+        with gzip.open(tmp_path / "construct.jsonl.gz", "wt") as lines:
+            lines.write(json.dumps(record | {"goals": goals}) + "\n")
+        report = replay(tmp_path, data)
+        assert len(report.differences) == num_differences and report.skipped == []
