@@ -1,7 +1,7 @@
 """How good a policy is on a fixed list of goals, how sure that is, and whether two policies differ.
 
     python trainers/evaluation.py model=embedded goals=300 out=before.json
-    python trainers/evaluation.py model=outputs/tiny/policy goals=300 baseline=before.json
+    python trainers/evaluation.py model=outputs/tiny/checkpoints/update_000030/policy goals=300 baseline=before.json
 
 One episode per goal. The sampling noise belongs to the goal's place in the list, so that two evaluations of the same
 list with the same seed share it.
