@@ -149,7 +149,7 @@ def test_whole_episodes_are_those_of_the_local_backend(sharded: Callable[..., Ra
 
 
 def test_a_killed_actor_and_a_hanging_one_change_nothing(sharded: Callable[..., RayVectorEnv]) -> None:
-    env = sharded("webshop_env:WebShop-v1", timeout_s=3.0)
+    env = sharded("webshop_env:WebShop-v1", timeout_s=8.0)
     env.reset(options=GOALS)
     first, second = env.worker_pids()
 
@@ -182,7 +182,8 @@ def test_an_actor_that_raises_once_is_started_anew(sharded: Callable[..., RayVec
     seeds = list(range(NUM))
     assert_same(env.reset(seed=seeds), local.reset(seed=seeds))
     assert_same(env.step(["right"] * NUM), local.step(["right"] * NUM))
-    actions = ["spring", "right", "down", "left", "up", "right", "right", "spring"]
+    # Only one actor reads the file: two at once could both find the trap set.
+    actions = ["spring", "right", "down", "left", "up", "right", "right", "left"]
     outcome = local.step(actions)
     file.write_text("1")
     assert_same(env.step(actions), outcome)
