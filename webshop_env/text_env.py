@@ -158,7 +158,8 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
 
     Every `reset` and `step` gives the same keys in `info`: `available_actions`, `goal_index`, `goal_id`,
     `instruction_text`, `page_kind`, `asin`, `selected_options`, `task_score`, `won`, `action_possible`, `reason`,
-    `reward_breakdown`.
+    `reward_breakdown`. The breakdown is empty until the purchase, not None: Gymnasium's own vector environments merge
+    the infos of their slots and need every value of a key to be of one kind.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  (as Gymnasium declares it)
@@ -325,5 +326,5 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
             "won": session.is_done and session.score == 1.0,
             "action_possible": not reason,
             "reason": reason,
-            "reward_breakdown": session.reward_breakdown,
+            "reward_breakdown": session.reward_breakdown or {},
         }

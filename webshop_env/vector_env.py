@@ -21,11 +21,16 @@ _ARRAY_TYPES = {"goal_index": np.int32, "task_score": np.float64, "won": np.bool
 class WebShopVectorEnv(VectorEnv):
     """B sessions over one shared shop; each slot gives the episodes that a single environment gives.
 
-    Nothing is reset by itself: a finished slot stays as it is until it is reset, and None as its action leaves any
-    slot untouched. A slot costs a few kilobytes, so hundreds are cheap.
+    By default nothing is reset by itself, as the training of agents wants it: a finished slot stays as it is until it
+    is reset. None as a slot's action leaves it untouched, in every mode. A slot costs a few kilobytes, so hundreds
+    are cheap.
 
     Args:
         num_envs: B, at least 1.
+        autoreset_mode: A mode of Gymnasium, or its value: "Disabled"; "NextStep", where the step after an end ignores
+            the slot's action and resets it; "SameStep", where an end resets the slot at once and the step's infos hold
+            what it ended with: `final_obs` (B texts, None where nothing ended), `final_info` (a dict of columns) and
+            the masks `_final_obs`, `_final_info` (bool [B]). Goals are then drawn from the split.
         settings: As for `WebShopTextEnv`.
     """
 
@@ -35,9 +40,17 @@ class WebShopVectorEnv(VectorEnv):
         "autoreset_mode": AutoresetMode.DISABLED,
     }
 
-    def __init__(self, num_envs: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, num_envs: int = 1, *, autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED, **settings: Any
+    ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
             raise ShopGymError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
+        try:
+            self._autoreset = AutoresetMode(autoreset_mode)
+        except ValueError:
+            modes = ", ".join(mode.value for mode in AutoresetMode)
+            raise ShopGymError(f"autoreset_mode must be one of {modes}, got {autoreset_mode!r}") from None
+        self.metadata = {**self.metadata, "autoreset_mode": self._autoreset}
         self.settings = make_settings(**settings)
         self.shop = self.settings.open()
         shared = {"version": self.settings.version, "shop": self.shop} | {
@@ -78,7 +91,7 @@ class WebShopVectorEnv(VectorEnv):
             self._observations[i], self._infos[i] = self.envs[i].reset(seed=seeds[i], options=per_slot[i])
             self._terminations[i] = self._truncations[i] = False
         self._is_reset = True
-        return tuple(self._observations), self._gathered_infos()
+        return tuple(self._observations), self._gathered_infos(self._infos)
 
     def step(
         self, actions: Sequence[str | None]
@@ -87,7 +100,8 @@ class WebShopVectorEnv(VectorEnv):
 
         Returns:
             Observations (B texts), rewards float64 [B], terminations bool [B], truncations bool [B], infos. An
-            untouched slot has reward 0 and everything else as it was.
+            untouched slot has reward 0 and everything else as it was; in "SameStep" that is an episode's beginning,
+            so that its end is told once.
         """
         if not self._is_reset:
             raise ShopGymError("call reset before step")
@@ -96,23 +110,46 @@ class WebShopVectorEnv(VectorEnv):
         if len(actions) != self.num_envs:
             raise ShopGymError(f"{self.num_envs} slots need {self.num_envs} actions, got {len(actions)}")
         rewards = np.zeros(self.num_envs, dtype=np.float64)
+        if self._autoreset is AutoresetMode.SAME_STEP:
+            self._terminations[:] = self._truncations[:] = False
         for i, action in enumerate(actions):
             if action is None:
+                continue
+            if self._autoreset is AutoresetMode.NEXT_STEP and (self._terminations[i] or self._truncations[i]):
+                self._observations[i], self._infos[i] = self.envs[i].reset()
+                self._terminations[i] = self._truncations[i] = False
                 continue
             observation, reward, terminated, truncated, info = self.envs[i].step(action)
             self._observations[i], self._infos[i], rewards[i] = observation, info, reward
             self._terminations[i], self._truncations[i] = terminated, truncated
-        observations = tuple(self._observations)
-        return observations, rewards, self._terminations.copy(), self._truncations.copy(), self._gathered_infos()
+        finals = self._reset_ended() if self._autoreset is AutoresetMode.SAME_STEP else {}
+        infos = self._gathered_infos(self._infos) | finals
+        return tuple(self._observations), rewards, self._terminations.copy(), self._truncations.copy(), infos
 
     def render(self) -> tuple[Any, ...] | None:
         """The pages for people (`render_mode="ansi"`), else None."""
         return None if self.render_mode is None else tuple(env.render() for env in self.envs)
 
-    def _gathered_infos(self) -> dict[str, Any]:
+    def _reset_ended(self) -> dict[str, Any]:
+        """Begin anew where an episode has just ended; returns what it ended with, in Gymnasium's form."""
+        is_over = self._terminations | self._truncations
+        if not is_over.any():
+            return {}
+        observations, infos = np.full(self.num_envs, None, dtype=object), list(self._infos)
+        nothing = dict.fromkeys(self._infos[0])
+        for i in range(self.num_envs):
+            if is_over[i]:
+                observations[i] = self._observations[i]
+                self._observations[i], self._infos[i] = self.envs[i].reset()
+            else:
+                infos[i] = nothing | {key: kind(0) for key, kind in _ARRAY_TYPES.items()}
+        finals = self._gathered_infos(infos)
+        return {"final_obs": observations, "_final_obs": is_over, "final_info": finals, "_final_info": is_over.copy()}
+
+    def _gathered_infos(self, slot_infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
-        for key in self._infos[0]:
-            values = [info[key] for info in self._infos]
+        for key in slot_infos[0]:
+            values = [info[key] for info in slot_infos]
             if key in _ARRAY_TYPES:
                 infos[key] = np.array(values, dtype=_ARRAY_TYPES[key])
             else:

@@ -73,7 +73,7 @@ def _step(
         "truncated": truncated,
         "reason": info["reason"],
         "selected_options": info["selected_options"],
-        "reward_breakdown": info["reward_breakdown"],
+        "reward_breakdown": info["reward_breakdown"] or None,
     }
 
 

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
 from webshop_env import ShopGymError, WebShopTextEnv, WebShopVectorEnv
 from webshop_env.policies import RandomPolicy
@@ -81,3 +82,78 @@ def test_mistakes_of_the_caller_are_one_clear_line():
         WebShopVectorEnv(0)
     with pytest.raises(ShopGymError, match="no setting 'max_step'"):
         WebShopVectorEnv(2, max_step=3)
+
+
+KEYS = ("available_actions", "instruction_text", "goal_index", "page_kind", "asin", "task_score", "won",
+        "action_possible", "reason")  # fmt: skip
+
+
+def same_columns(ours: dict, theirs: dict, slots: list[int]) -> None:
+    for key in KEYS:
+        assert [ours[key][i] for i in slots] == [theirs[key][i] for i in slots], key
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_autoreset_is_that_of_gymnasiums_own_vector_environment(mode: str) -> None:
+    ours = gymnasium.make_vec("WebShop-v1", num_envs=3, max_steps=4, autoreset_mode=mode)
+    theirs = gymnasium.make_vec(
+        "WebShop-v1", num_envs=3, max_steps=4, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}
+    )
+    assert ours.metadata["autoreset_mode"] is theirs.metadata["autoreset_mode"] is AutoresetMode(mode)
+    observations, infos = ours.reset(seed=5)
+    expected, expected_infos = theirs.reset(seed=5)
+    assert observations == expected
+    policies, num_ends = [RandomPolicy(i) for i in range(3)], 0
+    for _ in range(40):
+        actions = [policies[i].act(observations[i], slot_info({key: infos[key] for key in KEYS}, i)) for i in range(3)]
+        observations, *outcome, infos = ours.step(actions)
+        expected, *expected_outcome, expected_infos = theirs.step(actions)
+        assert observations == expected
+        for one, other in zip(outcome, expected_outcome, strict=True):
+            np.testing.assert_array_equal(one, other)
+        same_columns(infos, expected_infos, [0, 1, 2])
+        ended = np.flatnonzero(outcome[1] | outcome[2]).tolist()
+        num_ends += len(ended)
+        assert ("final_info" in infos) == (mode == "SameStep" and bool(ended)) == ("final_info" in expected_infos)
+        if "final_info" in infos:
+            for key in ("final_obs", "_final_obs", "_final_info"):
+                np.testing.assert_array_equal(infos[key], expected_infos[key])
+            same_columns(infos["final_info"], expected_infos["final_info"], ended)
+    assert num_ends > 6
+
+
+def test_what_an_episode_ended_with_is_told_once() -> None:
+    env = WebShopVectorEnv(2, max_steps=1, autoreset_mode=AutoresetMode.SAME_STEP)
+    env.reset(options={"goal_index": [0, 1]})
+    _, _, _, truncated, infos = env.step(["search[lamp]", None])
+    assert truncated.tolist() == [True, False]
+    assert infos["page_kind"].tolist() == ["start", "start"] and infos["final_info"]["page_kind"][0] == "results"
+    assert infos["final_info"]["available_actions"][0] and infos["final_info"]["available_actions"][1] is None
+    _, _, _, truncated, infos = env.step([None, None])
+    assert truncated.tolist() == [False, False] and "final_info" not in infos
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_gymnasiums_wrappers_take_every_mode(mode: AutoresetMode) -> None:
+    env = gymnasium.make_vec("WebShop-v1", num_envs=2, max_steps=3, autoreset_mode=mode)
+    env = DictInfoToList(RecordEpisodeStatistics(env))
+    env.action_space.seed(3)
+    assert env.action_space.contains(env.action_space.sample())
+    _, infos = env.reset(seed=3)
+    assert [info["goal_index"] for info in infos] == list(slot_goals(2, seed=3))
+    lengths = []
+    for _ in range(3):
+        observations, *_, infos = env.step(env.action_space.sample())
+        assert env.observation_space.contains(observations)
+        lengths += [int(info["episode"]["l"]) for info in infos if "episode" in info]
+    assert lengths == [3, 3]
+    env.close()
+
+
+def slot_goals(num_envs: int, *, seed: int) -> list[int]:
+    return [WebShopTextEnv().reset(seed=seed + i)[1]["goal_index"] for i in range(num_envs)]
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ShopGymError, match="autoreset_mode must be one of NextStep, SameStep, Disabled, got 'Never'"):
+        WebShopVectorEnv(2, autoreset_mode="Never")
