@@ -1,7 +1,10 @@
 """How the rewards of a rollout become one advantage per row (section 7 of the design).
 
 Pure functions of numpy arrays; the order of the rows never matters, to the last bit, because every sum runs over
-sorted values. Each costs one sort of the rows.
+sorted values. Each costs a few sorts of the rows.
+
+No estimator here has a critic. One would go where the reference goes: a model that fills a column of values per reply
+token before `with_advantages`, an estimator (GAE) in `ESTIMATORS` that reads it, and a loss of its own in the actor.
 
 Dimensions: N rows (one per real environment step), G groups.
 """
@@ -140,29 +143,20 @@ def episode_advantages(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
     A group of one episode gets exactly 0, whatever the baseline: there is nothing to compare it with. The published
     code gives such a group its raw scores, and with `baseline="step"` would compare its rows by their penalties.
     """
-    scores = batch.episode_return - penalties(batch, config)
-    _, first_rows = np.unique(batch.episode_id, return_index=True)
-    _, mean, std, is_constant_return = _group_moments(batch.episode_return[first_rows], batch.group_id[first_rows])
-    group, _, _, is_constant = _group_moments(scores, batch.group_id)
-    is_lone = np.bincount(np.unique(batch.group_id[first_rows], return_inverse=True)[1]) == 1
-    if config.baseline == "step":
-        return np.where(is_lone[group], np.float32(0), compare_within_groups(scores, batch.group_id, mode=config.mode))
-    # Where only a penalty tells the rows apart there is no spread of returns to divide by.
-    std = np.where(is_constant_return, 1.0 - EPSILON, std)
-    return _normalise(scores, mean[group], std[group], (is_constant | is_lone)[group], mode=config.mode)
+    group = _compare_episodes(batch, config)
+    return _normalise(group.scores, group.mean, group.std, group.is_zero, mode=config.mode)
 
 
 def step_advantages(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
     """How much better it went on from a page than from the same page elsewhere in the group, float32 [N]."""
-    if batch.step_return is None:
-        raise ValueError("step advantages need step_return: with_advantages(batch, config) fills it in")
+    values = _step_scores(batch)
     if config.enable_similarity:
         pages = similar_pages(batch, threshold=config.similarity_thresh)
     else:
         pages = batch.anchor_id
     _, page = np.unique(pages, return_inverse=True)
     _, group = np.unique(batch.group_id, return_inverse=True)
-    return compare_within_groups(batch.step_return, group * (page.max(initial=0) + 1) + page, mode=config.mode)
+    return compare_within_groups(values, group * (page.max(initial=0) + 1) + page, mode=config.mode)
 
 
 def similar_pages(batch: StepBatch, *, threshold: float) -> np.ndarray:
@@ -198,8 +192,72 @@ def grpo(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
     return episode_advantages(batch, config)
 
 
-ESTIMATORS: dict[str, Callable[[StepBatch, AdvantageConfig], np.ndarray]] = {"gigpo": gigpo, "grpo": grpo}
+def rloo(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """The episode against the mean of the others of its group, itself left out; `mode` has no say.
+
+    Ahmadian et al., "Back to Basics" (arXiv 2402.14740), equation 8: R_i - (sum of R_j over j != i) / (n - 1). With
+    `baseline="step"` it is one row that is left out, as in the published code, and n counts rows.
+    """
+    group = _compare_episodes(batch, config)
+    others = group.mean - (group.values - group.mean) / np.maximum(group.counts - 1, 1)
+    return _normalise(group.scores, others, group.std, group.is_zero, mode="mean_norm")
+
+
+def reinforce_plus_plus(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """What each step still had ahead of it, against all rows of the update: no groups; always divided by the deviation.
+
+    Hu et al., "REINFORCE++" (arXiv 2501.03262): returns normalised over the whole batch. There a return is discounted
+    from token to token within one reply; here it is `step_return`, discounted from step to step of the environment.
+    """
+    return compare_within_groups(_step_scores(batch), np.zeros(len(batch), dtype=np.int64), mode="mean_std_norm")
+
+
+ESTIMATORS: dict[str, Callable[[StepBatch, AdvantageConfig], np.ndarray]] = {
+    "gigpo": gigpo,
+    "grpo": grpo,
+    "rloo": rloo,
+    "reinforce++": reinforce_plus_plus,
+}
 """Estimator by name: (rows with `step_return`, config) -> float32 [N]. Register another by adding it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EpisodeGroups:
+    """What each row is compared with, all [N]."""
+
+    scores: np.ndarray
+    """float32: return of the row's episode, less what the row itself cost."""
+    values: np.ndarray
+    """float32: what the row, or its episode, adds to the mean."""
+    mean: np.ndarray
+    std: np.ndarray
+    counts: np.ndarray
+    """int64: values in that mean."""
+    is_zero: np.ndarray
+    """bool: nothing in the group differs, or nothing is there to differ from."""
+
+
+def _compare_episodes(batch: StepBatch, config: AdvantageConfig) -> _EpisodeGroups:
+    scores = batch.episode_return - penalties(batch, config)
+    _, first_rows = np.unique(batch.episode_id, return_index=True)
+    returns = batch.episode_return[first_rows]
+    by_episode, mean, std, is_constant_return = _group_moments(returns, batch.group_id[first_rows])
+    group, row_mean, row_std, is_constant = _group_moments(scores, batch.group_id)
+    counts = np.bincount(by_episode)
+    is_zero = is_constant | (counts == 1)
+    values = batch.episode_return
+    if config.baseline == "step":
+        values, mean, std, counts = scores, row_mean, row_std, np.bincount(group)
+    else:  # where only a penalty tells the rows apart there is no spread of returns to divide by
+        std = np.where(is_constant_return, 1.0 - EPSILON, std)
+    return _EpisodeGroups(scores, values, mean[group], std[group], counts[group], is_zero[group])
+
+
+def _step_scores(batch: StepBatch) -> np.ndarray:
+    """float32 [N]: what went on from each step."""
+    if batch.step_return is None:
+        raise ValueError("step_return is missing: with_advantages(batch, config) fills it in")
+    return batch.step_return
 
 
 def _group_moments(values: np.ndarray, group_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -164,7 +164,7 @@ class FilterSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings:
-    adv_estimator: str = setting("gigpo", "advantage estimator", only=("gigpo", "grpo"))
+    adv_estimator: str = setting("gigpo", "advantage estimator", only=("gigpo", "grpo", "rloo", "reinforce++"))
     gamma: float = setting(0.95, "discount per environment step", above=0, at_most=1)
     gigpo: GigpoSettings = group(GigpoSettings)
     use_kl_in_reward: bool = setting(False, "KL as part of the reward", only=(False,), why_only="not in this version")
@@ -470,9 +470,22 @@ def _without_effect(settings: Any) -> list[str]:
         if f.metadata["no_effect"] and value != f.default
     ]
     env: EnvSettings = settings.env
+    algorithm = getattr(settings, "algorithm", AlgorithmSettings())
+    for f in dataclasses.fields(GigpoSettings):
+        if f.name not in _READ_BY[algorithm.adv_estimator] and getattr(algorithm.gigpo, f.name) != f.default:
+            notes.append(f"algorithm.gigpo.{f.name} does nothing here: {algorithm.adv_estimator} has no use for it")
     if env.seed and env.env_name != "WebShop-v0":
         notes.append(f"env.seed={env.seed} does nothing here: {env.env_name} draws nothing but by its goals")
     return notes
+
+
+_READ_BY: dict[str, frozenset[str]] = {
+    "gigpo": frozenset(f.name for f in dataclasses.fields(GigpoSettings)),
+    "grpo": frozenset({"mode", "baseline"}),
+    "rloo": frozenset({"baseline"}),
+    "reinforce++": frozenset(),
+}
+"""The settings of `algorithm.gigpo` that each estimator reads."""
 
 
 def _without_aliases(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from difflib import SequenceMatcher
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from rollout.types import StepBatch, ragged
 from trainers.advantages import (
+    ESTIMATORS,
     AdvantageConfig,
     compare_within_groups,
     discounted_returns,
@@ -21,6 +23,7 @@ from trainers.advantages import (
     step_advantages,
     with_advantages,
 )
+from trainers.settings import AlgorithmSettings, resolve
 
 
 def rows_of(episodes: list[dict], *, anchor_texts: tuple[str, ...] = ()) -> StepBatch:
@@ -218,62 +221,183 @@ def random_rows(seed: int) -> StepBatch:
 
 
 CONFIGS = [
-    AdvantageConfig(mode=mode, baseline=baseline, enable_similarity=similar, similarity_thresh=0.9)
-    for mode in ("mean_norm", "mean_std_norm")
-    for baseline in ("episode", "step")
-    for similar in (False, True)
+    *[
+        AdvantageConfig(mode=mode, baseline=baseline, enable_similarity=similar, similarity_thresh=0.9)
+        for mode in ("mean_norm", "mean_std_norm")
+        for baseline in ("episode", "step")
+        for similar in (False, True)
+    ],
+    *[AdvantageConfig(adv_estimator="grpo", mode=mode) for mode in ("mean_norm", "mean_std_norm")],
+    *[AdvantageConfig(adv_estimator="rloo", baseline=baseline) for baseline in ("episode", "step")],
+    AdvantageConfig(adv_estimator="reinforce++"),
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.mode}-{c.baseline}-{c.enable_similarity}")
-@settings(max_examples=40, deadline=None)
+def name_of(config: AdvantageConfig) -> str:
+    similar = "-similar" if config.enable_similarity else ""
+    return f"{config.adv_estimator}-{config.mode}-{config.baseline}{similar}"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_row_order_and_padding_change_nothing_at_all(config, seed):
     batch = random_rows(seed)
     expected = with_advantages(batch, config)
-    order = np.random.default_rng(seed).permutation(len(batch))
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(batch))
     shuffled = with_advantages(batch.select(order), config)
     assert shuffled.advantage.tolist() == expected.advantage[order].tolist()
     assert shuffled.step_return.tolist() == expected.step_return[order].tolist()
 
-    padded = batch.select(np.r_[order, order[:3]])
-    padded.row_weight = np.r_[np.ones(len(order)), np.zeros(len(padded) - len(order))].astype(np.float32)
-    padded.reward[len(order) :] = 99.0
-    padded.episode_return[len(order) :] = 99.0
+    # Padding anywhere, with ids of real rows and of none, and with numbers that would spoil any sum.
+    places = rng.permutation(len(batch) + 3)
+    is_padding = places >= len(batch)
+    padded = batch.select(np.r_[order, order[:1].repeat(3)][places])
+    padded.row_weight = np.where(is_padding, 0.0, 1.0).astype(np.float32)
+    padded.reward[is_padding], padded.episode_return[is_padding] = np.nan, np.inf
+    padded.group_id[is_padding] = [0, -5, 7]
+    padded.episode_id[is_padding] = [0, 1, 10**9]
+    padded.format_valid[is_padding] = False
     result = with_advantages(padded, config)
-    assert result.advantage.tolist() == [*expected.advantage[order], *[0.0] * (len(padded) - len(order))]
+    assert result.advantage[~is_padding].tolist() == expected.advantage[order][places[~is_padding]].tolist()
+    assert result.step_return[~is_padding].tolist() == expected.step_return[order][places[~is_padding]].tolist()
+    assert not result.advantage[is_padding].any() and not result.step_return[is_padding].any()
 
 
 def slow_reference(batch: StepBatch, config: AdvantageConfig) -> list[float]:
-    """The formulas of the design, row by row."""
-    num = len(batch)
-    row = {(batch.episode_id[i], batch.step_index[i]): i for i in range(num)}
-    score = [
-        float(np.float32(batch.episode_return[i] - np.float32(0.0 if batch.format_valid[i] else 0.1)))
-        for i in range(num)
-    ]
-    g = [0.0] * num
-    for episode, step in sorted(row, reverse=True):
-        after = row.get((episode, step + 1))
-        g[row[episode, step]] = float(batch.reward[row[episode, step]]) + (0.95 * g[after] if after is not None else 0)
-    g = [float(np.float32(np.float32(g[i]) - np.float32(0.0 if batch.format_valid[i] else 0.1))) for i in range(num)]
+    """The formulas of section 7 of the design, row by row."""
+    rows = range(len(batch))
+    cost = np.where(batch.format_valid, np.float32(0), np.float32(config.invalid_action_penalty_coef))
+    score, ahead = batch.episode_return - cost, np.zeros(len(batch))
+    for i in sorted(rows, key=lambda i: -batch.step_index[i]):
+        after = [ahead[j] for j in rows if batch.episode_id[j] == batch.episode_id[i]
+                 and batch.step_index[j] == batch.step_index[i] + 1]  # fmt: skip
+        ahead[i] = batch.reward[i] + config.gamma * sum(after)
+    ahead = ahead.astype(np.float32) - cost
+    page = slow_pages(batch, config)
+
+    def against(value: float, values: list[float]) -> float:
+        std = np.std(values, ddof=1) if len(values) > 1 else 0.0
+        return (value - np.mean(values)) / (std + 1e-6 if config.mode == "mean_std_norm" else 1.0)
+
     result = []
-    for i in range(num):
-        group = [j for j in range(num) if batch.group_id[j] == batch.group_id[i]]
-        page = [j for j in group if batch.anchor_id[j] == batch.anchor_id[i]]
-        is_lone = len({batch.episode_id[j] for j in group}) == 1
-        is_zero = is_lone or len({score[j] for j in group}) == 1
-        a_episode = 0.0 if is_zero else score[i] - np.mean([score[j] for j in group])
-        a_step = g[i] - np.mean([g[j] for j in page]) if len({g[j] for j in page}) > 1 else 0.0
-        result.append(a_episode + a_step)
+    for i in rows:
+        group = [j for j in rows if batch.group_id[j] == batch.group_id[i]]
+        returns = {batch.episode_id[j]: float(batch.episode_return[j]) for j in group}
+        is_zero = len(returns) == 1 or len({score[j] for j in group}) == 1
+        by_step = [float(score[j]) for j in group]
+        by_episode = list(returns.values())
+        if config.adv_estimator == "reinforce++":
+            std = np.std(ahead.astype(np.float64), ddof=1) if len(set(ahead)) > 1 else np.inf
+            result.append((float(ahead[i]) - np.mean(ahead.astype(np.float64))) / (std + 1e-6))
+        elif config.adv_estimator == "rloo":
+            own, values = (score[i], by_step) if config.baseline == "step" else (batch.episode_return[i], by_episode)
+            result.append(0.0 if is_zero else score[i] - (sum(values) - float(own)) / (len(values) - 1))
+        else:
+            if config.baseline == "step":
+                a_episode = against(float(score[i]), by_step)
+            elif len(set(by_episode)) > 1:
+                a_episode = against(float(score[i]), by_episode)
+            else:
+                a_episode = float(score[i]) - by_episode[0]  # no deviation to divide by
+            met = [float(ahead[j]) for j in group if page[j] == page[i]]
+            a_step = against(float(ahead[i]), met) if len(set(met)) > 1 else 0.0
+            weight = config.step_advantage_w if config.adv_estimator == "gigpo" else 0.0
+            result.append((0.0 if is_zero else a_episode) + weight * a_step)
     return result
 
 
-@settings(max_examples=60, deadline=None)
+def slow_pages(batch: StepBatch, config: AdvantageConfig) -> dict[int, int]:
+    """The first page of its group that is near enough, met in the order of (episode, step)."""
+    leaders: list[tuple[int, int]] = []
+    found = {}
+    for i in sorted(range(len(batch)), key=lambda i: (batch.episode_id[i], batch.step_index[i])):
+        text, found[i] = batch.anchor_texts[batch.anchor_id[i]], -1
+        for group, anchor in leaders:
+            first = batch.anchor_texts[anchor]
+            is_near = first == text
+            if config.enable_similarity:
+                is_near = SequenceMatcher(None, first, text).ratio() >= config.similarity_thresh
+            if group == batch.group_id[i] and is_near and found[i] < 0:
+                found[i] = anchor
+        if found[i] < 0:
+            leaders.append((batch.group_id[i], batch.anchor_id[i]))
+            found[i] = batch.anchor_id[i]
+    return found
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.95, 1.0, 0.5]), weight=st.sampled_from([1.0, 0.3]))
+def test_agrees_with_a_slow_reading_of_the_formulas(config, seed, gamma, weight):
+    batch, config = random_rows(seed), replace(config, gamma=gamma, step_advantage_w=weight)
+    expected = slow_reference(batch, config)
+    assert with_advantages(batch, config).advantage == pytest.approx(expected, abs=1e-5, rel=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_agrees_with_a_slow_reading_of_the_formulas(seed):
-    batch, config = random_rows(seed), AdvantageConfig(baseline="step")
-    assert with_advantages(batch, config).advantage == pytest.approx(slow_reference(batch, config), abs=1e-5)
+def test_a_penalty_touches_the_return_of_no_other_step(seed):
+    batch = random_rows(seed)
+    batch.format_valid[:] = True
+    expected = with_advantages(batch, AdvantageConfig()).step_return
+    row = seed % len(batch)
+    batch.format_valid[row] = False
+    got = with_advantages(batch, AdvantageConfig()).step_return
+    others = np.arange(len(batch)) != row
+    assert got[others].tolist() == expected[others].tolist()
+    assert got[row] == expected[row] - np.float32(0.1)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_a_penalty_touches_the_episode_advantage_of_no_other_row(estimator):
+    rewards = [{"rewards": [0, 0, 10]}, {"rewards": [0, 0], "valid": [True, False]}, {"rewards": [0.7]}]
+    config = AdvantageConfig(adv_estimator=estimator)
+    got = with_advantages(rows_of(rewards), config).advantage
+    without = with_advantages(rows_of(rewards), replace(config, invalid_action_penalty_coef=0.0)).advantage
+    assert (got - without).tolist() == pytest.approx([0, 0, 0, 0, -0.1, 0], abs=1e-6)
+    assert got[[0, 1, 2, 3, 5]].tolist() == without[[0, 1, 2, 3, 5]].tolist()
+
+
+def test_rloo_leaves_the_episode_itself_out_of_the_mean():
+    batch = rows_of([{"rewards": [0, 10]}, {"rewards": [4]}, {"rewards": [0, 0, 1]}])
+    got = with_advantages(batch, AdvantageConfig(adv_estimator="rloo")).advantage
+    assert got == pytest.approx([7.5, 7.5, 4 - 5.5, -6.0, -6.0, -6.0])
+    got = with_advantages(batch, AdvantageConfig(adv_estimator="rloo", baseline="step")).advantage
+    assert got == pytest.approx([10 - 17 / 5] * 2 + [4 - 23 / 5] + [1 - 26 / 5] * 3)
+
+
+def test_reinforce_plus_plus_compares_with_all_rows_of_the_update():
+    batch = rows_of([{"rewards": [0, 10]}, {"group": 1, "rewards": [3]}])
+    got = with_advantages(batch, AdvantageConfig(adv_estimator="reinforce++", gamma=0.5)).advantage
+    mean, std = 6.0, np.std([5, 10, 3], ddof=1)
+    assert got == pytest.approx((np.array([5, 10, 3]) - mean) / (std + 1e-6))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("reward", [0.0, 0.7, 10.0, 1 / 3])
+def test_equal_one_step_episodes_give_exactly_0_with_every_estimator(estimator, reward):
+    batch = rows_of([{"rewards": [reward], "anchors": [4]}] * 7)
+    assert with_advantages(batch, AdvantageConfig(adv_estimator=estimator)).advantage.tolist() == [0.0] * 7
+
+
+def test_the_settings_offer_the_estimators_that_there_are():
+    offered = AlgorithmSettings.__dataclass_fields__["adv_estimator"].metadata["only"]
+    assert offered == tuple(ESTIMATORS)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_settings_say_which_of_them_an_estimator_reads(estimator):
+    """Each other value of algorithm.gigpo either changes some advantage or is noted as doing nothing."""
+    others = {"step_advantage_w": 0.5, "mode": "mean_std_norm", "baseline": "step", "enable_similarity": True}
+    batch, base = random_rows(3), AdvantageConfig(adv_estimator=estimator, similarity_thresh=0.9)
+    expected = with_advantages(batch, base).advantage.tolist()
+    for name, value in others.items():
+        changes = with_advantages(batch, replace(base, **{name: value})).advantage.tolist() != expected
+        words = [f"algorithm.adv_estimator={estimator}", f"algorithm.gigpo.{name}={value}"]
+        notes = [note for note in resolve(words)[1] if f"algorithm.gigpo.{name}" in note]
+        assert changes != bool(notes), (name, notes)
 
 
 def test_a_batch_without_rows_that_count_gets_zeros():
