@@ -1,7 +1,7 @@
 """Log-probabilities of replies that were already written (teacher forcing), without padding to the longest row.
 
 Rows of like length share a micro-batch; equal rows (siblings that wrote the same reply to the same prompt) are
-computed once; only the positions that predict a reply token pass through the output layer. Under constrained
+computed once; only the positions that predict a reply token pass through the output layer, in chunks. Under constrained
 decoding the masks of the engine are rebuilt from what each page allowed, so that both see one distribution.
 
 Dimensions: U distinct (prompt, reply) pairs, B pairs of a micro-batch, L tokens of its longest, T its reply tokens,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from rollout.types import StepBatch
+from trainers.output_layer import MAX_LOGITS, token_scores
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -115,11 +117,15 @@ class TokenMask:
     set_of_token: torch.Tensor
     """int64 [T]."""
 
-    def forbidden(self, vocabulary: int) -> torch.Tensor:
-        """bool [T, V]: what could not have been sampled."""
-        sets = torch.ones(self.num_sets, vocabulary, dtype=torch.bool, device=self.ids.device)
-        sets[self.rows, self.ids] = False
-        return sets[self.set_of_token]
+    def forbidden(self, vocabulary: int, start: int, stop: int) -> torch.Tensor:
+        """bool [stop - start, V]: what could not have been sampled at these tokens."""
+        used, of_token = torch.unique(self.set_of_token[start:stop], return_inverse=True)
+        place = torch.full((self.num_sets,), -1, device=used.device)
+        place[used] = torch.arange(len(used), device=used.device)
+        is_used = place[self.rows] >= 0
+        sets = torch.ones(len(used), vocabulary, dtype=torch.bool, device=used.device)
+        sets[place[self.rows[is_used]], self.ids[is_used]] = False
+        return sets[of_token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,23 +206,25 @@ class TokenScorer(nn.Module):
         super().__init__()
         self.policy = policy
         self.temperature = temperature
+        self.max_logits = MAX_LOGITS
+        """Logits that a pass holds at once."""
 
     def forward(self, batch: MicroBatch, *, with_entropy: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability and entropy at each reply token, both float32 [T], of the distribution sampled from."""
         # No attention mask: padding is on the right, so that no reply token can see it.
         hidden = self.policy.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [B, L, H]
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]  # [T, H]
-        logits = self.policy.get_output_embeddings()(hidden).float() / self.temperature  # [T, V]
-        forbidden = None
-        if batch.mask is not None:
-            forbidden = batch.mask.forbidden(logits.shape[-1])
-            logits = logits.masked_fill(forbidden, float("-inf"))
-        log_probs = torch.log_softmax(logits, dim=-1)
-        chosen = log_probs[torch.arange(len(batch.targets), device=log_probs.device), batch.targets]
-        if not with_entropy:
-            return chosen, None
-        finite = log_probs if forbidden is None else log_probs.masked_fill(forbidden, 0.0)
-        return chosen, -(log_probs.exp() * finite).sum(dim=-1)
+        vocabulary = int(self.policy.config.get_text_config().vocab_size)
+        return token_scores(
+            self.policy.get_output_embeddings(),
+            hidden,
+            batch.targets,
+            vocabulary=vocabulary,
+            temperature=self.temperature,
+            forbidden=None if batch.mask is None else partial(batch.mask.forbidden, vocabulary),
+            with_entropy=with_entropy,
+            max_logits=self.max_logits,
+        )
 
 
 @torch.no_grad()

@@ -164,6 +164,8 @@ def test_entropy_and_its_gradient_are_those_of_the_allowed_tokens_alone():
     logits = torch.tensor([1.0, -0.5, 3.0, 0.25], requires_grad=True)
 
     class Fixed(torch.nn.Module):
+        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=4))
+
         def base_model(self, input_ids, use_cache):
             return SimpleNamespace(last_hidden_state=torch.ones(1, input_ids.shape[1], 1))
 
