@@ -11,10 +11,7 @@ of episodes as the default training run would, to see which share of its time is
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +21,8 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch
 
 import numpy as np
-import tokenizers
 import torch
-import transformers
+from machine import RESULTS, describe_machine, write_result
 
 from env_manager import EnvConfig, EnvManager
 from rollout import CollectorConfig, Generation, GenerationRequest, SamplingParams, TrajectoryCollector
@@ -160,41 +156,21 @@ def print_tables(result: dict[str, Any]) -> None:
         )
 
 
-def processor() -> str:
-    """Name of the CPU where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=["embedded"], help="catalogue directories, or `embedded`")
     parser.add_argument("--templates", nargs="+", default=["compact", "think"], help="prompt templates")
     parser.add_argument("--repeats", type=int, default=5, help="rollouts that are timed")
     parser.add_argument("--no-policy", action="store_true", help="leave the embedded policy out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_rollout.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "bench_rollout.json")
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     set_threads()
-    load = round(os.getloadavg()[0], 2)
+    machine = describe_machine("numpy", "torch", "transformers", "tokenizers")
+    machine["hardware"]["torch_threads"] = torch.get_num_threads()
     shops = [open_shop(None if data == "embedded" else data) for data in options.data]
     result = {
-        "date": datetime.date.today().isoformat(),
-        "hardware": {
-            "cpu": processor(),
-            "cores": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
-            "load_before": load,
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "tokenizers": tokenizers.__version__,
-        },
+        **machine,
         "config": {
             "num_groups": NUM_GROUPS,
             "group_size": GROUP_SIZE,
@@ -210,8 +186,7 @@ def main() -> None:
         "embedded_policy": None if options.no_policy else policy_rollout(),
     }
     print_tables(result)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

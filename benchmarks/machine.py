@@ -1,0 +1,38 @@
+"""Where and with what a benchmark ran, and how its result is kept."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def describe_machine(*packages: str) -> dict[str, Any]:
+    """Date, processor, load and versions, as every result begins with."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "hardware": {"cpu": processor(), "cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)},
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def processor() -> str:
+    """Name of the CPU where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def write_result(result: dict[str, Any], path: Path) -> None:
+    """Keeps a result as JSON, and says where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"\n{path}")
