@@ -62,7 +62,8 @@ class Generation:
     reply_ids: np.ndarray
     """int32 [R], with the EOS token if it was sampled."""
     log_probs: np.ndarray
-    """float32 [R], of the distribution that was sampled (temperature, and mask when constrained)."""
+    """float32 [R], of the distribution that was sampled (temperature, and mask when constrained); NaN where the engine
+    gives none, which training then does without."""
     text: str
     """The reply without special tokens: what the environment sees."""
     is_cut: bool

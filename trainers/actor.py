@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rollout.types import StepBatch, ragged
 from trainers.losses import LossConfig, TokenLosses, row_coefficients, token_losses
+from trainers.mismatch import MismatchTotals
 from trainers.ranks import Ranks
 from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, least_fill, micro_batches
 from webshop_env.errors import ShopGymError
@@ -204,7 +205,7 @@ class Actor(ShardedPolicy):
             raise ValueError("an update needs at least one row with a weight above 0")
         if batch.old_log_probs is None and not self._is_one_step(batch):
             raise ValueError("more than one optimizer step follows: fill old_log_probs with with_old_log_probs(batch)")
-        totals = UpdateTotals()
+        totals = UpdateTotals(tis_imp_ratio_cap=self.config.loss.tis_imp_ratio_cap)
         for epoch in range(self.config.epochs):
             order = real
             if len(real) > self.config.mini_batch_size:
@@ -273,11 +274,13 @@ class Actor(ShardedPolicy):
 
         old = log_probs.detach() if rows.old_log_probs is None else column(rows.old_log_probs)
         reference = None if rows.ref_log_probs is None else column(rows.ref_log_probs)
-        losses = token_losses(log_probs, entropy, old, reference, per_token(rows.advantage), self.config.loss)
+        engine = column(rows.rollout_log_probs)
+        losses = token_losses(
+            *(log_probs, entropy, old, reference, per_token(rows.advantage), self.config.loss), rollout_log_probs=engine
+        )
         weights = per_token(coefficients)
         with torch.no_grad():
-            gap = (log_probs.detach() if rows.old_log_probs is None else old) - column(rows.rollout_log_probs)
-            totals.add(losses, entropy, weights, old - log_probs, gap)
+            totals.add(losses, entropy, weights, old - log_probs, old - engine)
         return (losses.total * weights).sum()
 
 
@@ -295,15 +298,15 @@ class UpdateTotals:
         "actor/ratio_clipped_frac",
         "actor/ratio_dual_clipped_frac",
         "actor/kl_to_old_nats",
-        "actor/engine_gap_mean_nats",
     )
     LOSSES = ("actor/loss", "actor/policy_loss")
 
-    def __init__(self) -> None:
+    def __init__(self, *, tis_imp_ratio_cap: float | None = None) -> None:
+        self.mismatch = MismatchTotals(cap=tis_imp_ratio_cap)
         self.sums = np.zeros(len(self.NAMES))
         self.weight = 0.0
         self.num_mini_batches = 0
-        self.largest = np.array([0.0, 0.0])
+        self.largest_ratio = 0.0
         self.grad_norms: list[float] = []
         self.num_skipped_steps = 0
 
@@ -319,29 +322,26 @@ class UpdateTotals:
             losses.is_clipped.float(),
             losses.is_dual_clipped.float(),
             to_old,
-            gap.abs(),
         )
         self.sums += (torch.stack(columns) * weights).sum(dim=1).double().cpu().numpy()
         self.weight += float(weights.sum())
         counted = weights > 0
         if bool(counted.any()):
-            self.largest = np.maximum(
-                self.largest, [float(losses.ratio[counted].max()), float(gap[counted].abs().max())]
-            )
+            self.largest_ratio = max(self.largest_ratio, float(losses.ratio[counted].max()))
+        self.mismatch.add(gap, weights)
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         *sums, weight = ranks.sum([*self.sums, self.weight])
-        ratio, gap = ranks.max(self.largest.tolist())
+        (ratio,) = ranks.max([self.largest_ratio])
         metrics = {
             name: float(total / (self.num_mini_batches if name in self.LOSSES else weight))
             for name, total in zip(self.NAMES, sums, strict=True)
         }
         metrics["actor/ratio_max"] = float(ratio)
-        metrics["actor/engine_gap_max_nats"] = float(gap)
         metrics["actor/grad_norm"] = float(np.mean(self.grad_norms)) if self.grad_norms else float("nan")
         metrics["actor/optimizer_steps"] = float(len(self.grad_norms))
         metrics["actor/skipped_steps"] = float(self.num_skipped_steps)
-        return metrics
+        return metrics | self.mismatch.metrics(ranks)
 
 
 def shard(scorer: TokenScorer, ranks: Ranks) -> TokenScorer:

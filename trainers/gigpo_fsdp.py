@@ -442,6 +442,7 @@ def actor_config(settings: Settings) -> ActorConfig:
             kl_loss_coef=actor.kl_loss_coef,
             kl_loss_type=actor.kl_loss_type,
             loss_agg_mode=actor.loss_agg_mode,
+            tis_imp_ratio_cap=actor.tis_imp_ratio_cap,
         ),
     )
 

@@ -15,6 +15,7 @@ from typing import get_args
 import numpy as np
 import torch
 
+from trainers.mismatch import importance_weights
 from trainers.settings import Aggregation, KlKind
 
 KL_KINDS, AGGREGATIONS = get_args(KlKind), get_args(Aggregation)
@@ -40,6 +41,8 @@ class LossConfig:
     """How the KL is estimated from the log-probs of the sampled tokens."""
     loss_agg_mode: Aggregation = "token-mean"
     """How tokens are averaged over a mini-batch."""
+    tis_imp_ratio_cap: float | None = None
+    """Largest truncated importance weight between trainer and engine, above 0; None leaves the gap uncorrected."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.clip_ratio_low < 1.0:
@@ -48,6 +51,8 @@ class LossConfig:
             raise ValueError(f"clip_ratio_high must be at least 0, got {self.clip_ratio_high}")
         if self.clip_ratio_c <= 1.0:
             raise ValueError(f"clip_ratio_c must be above 1, got {self.clip_ratio_c}")
+        if self.tis_imp_ratio_cap is not None and self.tis_imp_ratio_cap <= 0.0:
+            raise ValueError(f"tis_imp_ratio_cap must be above 0, got {self.tis_imp_ratio_cap}")
         if self.kl_loss_type not in KL_KINDS:
             raise ValueError(f"kl_loss_type must be one of {', '.join(KL_KINDS)}, got {self.kl_loss_type!r}")
         if self.loss_agg_mode not in AGGREGATIONS:
@@ -135,9 +140,18 @@ def token_losses(
     ref_log_probs: torch.Tensor | None,
     advantages: torch.Tensor,
     config: LossConfig,
+    *,
+    rollout_log_probs: torch.Tensor | None = None,
 ) -> TokenLosses:
-    """All parts of the loss per token, and their weighted sum; every tensor is float32 [T]."""
+    """All parts of the loss per token, and their weighted sum; every tensor is float32 [T].
+
+    The engine's `rollout_log_probs` count with `tis_imp_ratio_cap` alone, and only in the policy's part.
+    """
     policy, ratio, is_clipped, is_dual_clipped = clipped_policy_loss(log_probs, old_log_probs, advantages, config)
+    if config.tis_imp_ratio_cap is not None:
+        if rollout_log_probs is None:
+            raise ValueError("tis_imp_ratio_cap needs rollout_log_probs, the engine's log-probs of its tokens")
+        policy = policy * importance_weights(old_log_probs - rollout_log_probs, cap=config.tis_imp_ratio_cap)
     total = policy - config.entropy_coeff * entropy
     kl = None
     if config.use_kl_loss:

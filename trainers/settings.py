@@ -221,6 +221,9 @@ class ActorSettings:
     kl_loss_coef: float = setting(0.01, "weight of that KL", at_least=0)
     kl_loss_type: KlKind = setting("low_var_kl", "its estimator", only=get_args(KlKind))
     entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
+    tis_imp_ratio_cap: float | None = setting(
+        None, "cap of importance weights for the gap between engine and trainer, such as 2; null is off", above=0
+    )
     use_invalid_action_penalty: bool = setting(True, "whether malformed replies cost reward")
     invalid_action_penalty_coef: float = setting(0.1, "what a malformed reply costs, reward units", at_least=0)
     fsdp_config: ActorFsdpSettings = group(ActorFsdpSettings)

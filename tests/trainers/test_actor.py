@@ -381,3 +381,56 @@ def test_the_loss_that_is_reported_is_the_one_that_is_minimised(make_actor, batc
     metrics = actor.update(batch)
     assert metrics["actor/loss"] == pytest.approx(-expected, rel=1e-5)
     assert metrics["actor/policy_loss"] == pytest.approx(-expected, rel=1e-5)
+
+
+def test_the_gap_between_engine_and_trainer_is_measured_and_corrected_where_asked(make_actor, batch):
+    """The engine is made to have thought each token exp(-0.5) times as likely, those of the last row exp(-0.05)."""
+    actor = make_actor(loss=LossConfig(use_kl_loss=False, entropy_coeff=0.0))
+    rows = actor.with_old_log_probs(batch)
+    shifts = np.r_[np.full(len(rows) - 1, 0.5), 0.05]
+    rows = replace(
+        rows, rollout_log_probs=ragged([row - shift for row, shift in zip(actor.log_probs(rows), shifts, strict=True)])
+    )
+    lengths = np.array([len(reply) for reply in rows.reply_ids])
+    share = lengths[-1] / lengths.sum()
+    metrics = actor.update(rows)
+    assert metrics["actor/engine_gap_mean_nats"] == pytest.approx(0.5 - 0.45 * share, abs=1e-5)
+    assert metrics["actor/engine_gap_max_nats"] == pytest.approx(0.5, abs=1e-5)
+    assert metrics["actor/engine_gap_large_frac"] == pytest.approx(1 - share, abs=1e-6)
+    assert "actor/importance_weight_mean" not in metrics
+
+    loss = LossConfig(use_kl_loss=False, entropy_coeff=0.0, tis_imp_ratio_cap=1.25)
+    corrected = make_actor(loss=loss).update(rows)
+    assert corrected["actor/importance_capped_frac"] == pytest.approx(1 - share, abs=1e-6)
+    expected = 1.25 * (1 - share) + np.exp(0.05) * share
+    assert corrected["actor/importance_weight_mean"] == pytest.approx(expected, abs=1e-5)
+    weights = np.r_[np.full(len(rows) - 1, 1.25), np.exp(0.05)]
+    scaled = replace(rows, advantage=(rows.advantage * weights).astype(np.float32))
+    plain = gradients(make_actor(loss=LossConfig(use_kl_loss=False, entropy_coeff=0.0)), scaled)
+    for name, grad in gradients(make_actor(loss=loss), rows).items():
+        assert torch.allclose(grad, plain[name], atol=1e-6), name
+
+
+def test_an_engine_without_log_probs_leaves_no_figure_of_a_gap(make_actor, batch):
+    rows = replace(batch, rollout_log_probs=ragged([np.full(len(row), np.nan, np.float32) for row in batch.reply_ids]))
+    loss = LossConfig(use_kl_loss=False, tis_imp_ratio_cap=1.25)
+    metrics = make_actor(loss=loss).update(rows)
+    assert not any("gap" in key or "importance" in key for key in metrics)
+    expected = make_actor(loss=LossConfig(use_kl_loss=False)).update(batch)
+    assert metrics["actor/loss"] == expected["actor/loss"]
+
+
+def test_the_first_of_several_mini_batches_has_ratio_1_and_a_later_one_has_not(make_actor, batch, monkeypatch):
+    largest = []
+    add = UpdateTotals.add
+
+    def recording(self, losses, entropy, weights, to_old, gap):
+        largest.append((self.num_mini_batches, float((losses.ratio[weights > 0] - 1).abs().max())))
+        add(self, losses, entropy, weights, to_old, gap)
+
+    monkeypatch.setattr(UpdateTotals, "add", recording)
+    actor = make_actor(mini_batch_size=10, loss=LossConfig(use_kl_loss=False))
+    actor.update(actor.with_old_log_probs(batch))
+    first = [gap for number, gap in largest if number == 1]
+    assert len(first) > 1 and max(first) < 2e-6
+    assert max(gap for number, gap in largest if number == 3) > 1e-3

@@ -105,6 +105,29 @@ def test_a_kl_term_without_reference_says_what_is_missing():
     assert token_losses(one, one, one, None, one, LossConfig(use_kl_loss=False)).kl is None
 
 
+def test_truncated_weights_multiply_the_policy_part_alone_and_carry_no_gradient():
+    log_probs = torch.tensor([-1.0, -1.0, -1.0, -1.0], requires_grad=True)
+    engine = torch.log(torch.tensor([0.5, 4.0, 1.0, 1.0])) - 1.0
+    engine[3] = float("nan")  # the engine gave none
+    config = LossConfig(entropy_coeff=0.1, kl_loss_coef=0.5, kl_loss_type="kl", tis_imp_ratio_cap=1.5)
+    losses = token_losses(
+        *(log_probs, torch.full((4,), 0.7), log_probs.detach(), torch.full((4,), -1.5), torch.full((4,), 2.0), config),
+        rollout_log_probs=engine,
+    )
+    assert losses.policy.tolist() == pytest.approx([-3.0, -0.5, -2.0, -2.0])  # ratios 2 (capped), 1/4, 1
+    assert losses.total.tolist() == pytest.approx([policy - 0.07 + 0.25 for policy in (-3.0, -0.5, -2.0, -2.0)])
+    losses.policy.sum().backward()
+    assert log_probs.grad.tolist() == pytest.approx([-3.0, -0.5, -2.0, -2.0])
+
+
+def test_the_engines_log_probs_do_not_count_without_a_cap_and_are_asked_for_with_one():
+    one = torch.ones(1)
+    config = LossConfig(use_kl_loss=False)
+    assert token_losses(one, one, one, None, one, config, rollout_log_probs=-9 * one).policy.item() == -1.0
+    with pytest.raises(ValueError, match="rollout_log_probs"):
+        token_losses(one, one, one, None, one, LossConfig(use_kl_loss=False, tis_imp_ratio_cap=2.0))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -113,6 +136,7 @@ def test_a_kl_term_without_reference_says_what_is_missing():
         ("clip_ratio_c", 1.0),
         ("kl_loss_type", "k7"),
         ("loss_agg_mode", "sum"),
+        ("tis_imp_ratio_cap", 0.0),
     ],
 )
 def test_a_config_out_of_range_is_refused_by_name(field, value):
