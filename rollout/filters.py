@@ -18,7 +18,7 @@ from rollout.types import StepBatch
 Outcome = Literal["won", "task_score"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class FilterConfig:
     """When to play on."""
 

@@ -26,6 +26,7 @@ from trainers.losses import LossConfig, TokenLosses, row_coefficients, token_los
 from trainers.mismatch import MismatchTotals
 from trainers.ranks import Ranks
 from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, least_fill, micro_batches
+from trainers.settings import ActorSettings, OptimSettings, RolloutSettings, Settings
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -39,26 +40,42 @@ _ROW_ORDER = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorConfig:
-    """How the actor learns."""
+    """How the actor learns; the defaults are those of the settings."""
 
-    lr: float = 1e-6
+    lr: float = OptimSettings.lr
     """Learning rate of AdamW."""
-    weight_decay: float = 0.01
+    weight_decay: float = OptimSettings.weight_decay
     """Decoupled weight decay."""
-    grad_clip: float = 1.0
+    grad_clip: float = ActorSettings.grad_clip
     """Largest gradient norm."""
-    mini_batch_size: int = 64
+    mini_batch_size: int = ActorSettings.ppo_mini_batch_size
     """Rows over all ranks of one optimizer step; a last smaller one is one step too."""
-    micro_batch_size: int = 8
+    micro_batch_size: int = ActorSettings.ppo_micro_batch_size_per_gpu
     """Sequences of one pass with gradients, at most."""
-    log_prob_micro_batch_size: int = 16
+    log_prob_micro_batch_size: int = RolloutSettings.log_prob_micro_batch_size_per_gpu
     """Sequences of one pass without gradients, at most."""
-    max_tokens: int = 16384
+    max_tokens: int = ActorSettings.ppo_max_token_len_per_gpu
     """Tokens of one pass, at most."""
-    epochs: int = 1
+    epochs: int = ActorSettings.ppo_epochs
     """Passes over the rows of an update."""
     loss: LossConfig = field(default_factory=LossConfig)
     """What is minimised."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> ActorConfig:
+        """What the settings of a run say."""
+        actor = settings.actor_rollout_ref.actor
+        return cls(
+            lr=actor.optim.lr,
+            weight_decay=actor.optim.weight_decay,
+            grad_clip=actor.grad_clip,
+            mini_batch_size=actor.ppo_mini_batch_size,
+            micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
+            log_prob_micro_batch_size=settings.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu,
+            max_tokens=actor.ppo_max_token_len_per_gpu,
+            epochs=actor.ppo_epochs,
+            loss=LossConfig.of(actor),
+        )
 
 
 class ShardedPolicy:

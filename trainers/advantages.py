@@ -19,7 +19,15 @@ from typing import get_args
 import numpy as np
 
 from rollout.types import StepBatch
-from trainers.settings import AdvantageMode, Baseline
+from trainers.settings import (
+    ActorSettings,
+    AdvantageMode,
+    AlgorithmSettings,
+    Baseline,
+    GigpoSettings,
+    ProjectionSettings,
+    Settings,
+)
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
@@ -27,27 +35,27 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageConfig:
-    """How returns become advantages."""
+    """How returns become advantages; the defaults are those of the settings."""
 
-    adv_estimator: str = "gigpo"
+    adv_estimator: str = AlgorithmSettings.adv_estimator
     """Name in `ESTIMATORS`."""
-    gamma: float = 0.95
+    gamma: float = AlgorithmSettings.gamma
     """Discount per environment step, in (0, 1]."""
-    step_advantage_w: float = 1.0
+    step_advantage_w: float = GigpoSettings.step_advantage_w
     """Weight of the step advantage against the episode advantage, at least 0."""
-    mode: AdvantageMode = "mean_norm"
+    mode: AdvantageMode = GigpoSettings.mode
     """Whether a difference to the mean is also divided by the sample standard deviation."""
-    baseline: Baseline = "episode"
+    baseline: Baseline = GigpoSettings.baseline
     """What the mean of a group runs over: each episode once without penalties, or every row with them."""
-    enable_similarity: bool = False
+    enable_similarity: bool = GigpoSettings.enable_similarity
     """Compare steps on similar pages of a group, not only on equal ones."""
-    similarity_thresh: float = 0.95
+    similarity_thresh: float = GigpoSettings.similarity_thresh
     """Least ratio of difflib's SequenceMatcher between similar pages, in (0, 1]."""
-    invalid_action_penalty_coef: float = 0.1
+    invalid_action_penalty_coef: float = ActorSettings.invalid_action_penalty_coef
     """Reward units taken from the row of a malformed reply, at least 0; 0 is off."""
-    penalise_cut: bool = True
+    penalise_cut: bool = ProjectionSettings.penalise_cut
     """Malformed replies that the length limit ended are penalised too."""
-    strict: bool = False
+    strict: bool = ProjectionSettings.strict
     """Actions that the page does not offer are penalised too."""
 
     def __post_init__(self) -> None:
@@ -65,6 +73,23 @@ class AdvantageConfig:
             raise ValueError(f"similarity_thresh must be in (0, 1], got {self.similarity_thresh}")
         if self.invalid_action_penalty_coef < 0.0:
             raise ValueError(f"invalid_action_penalty_coef must be at least 0, got {self.invalid_action_penalty_coef}")
+
+    @classmethod
+    def of(cls, settings: Settings) -> AdvantageConfig:
+        """What the settings of a run say."""
+        actor, gigpo = settings.actor_rollout_ref.actor, settings.algorithm.gigpo
+        return cls(
+            adv_estimator=settings.algorithm.adv_estimator,
+            gamma=settings.algorithm.gamma,
+            step_advantage_w=gigpo.step_advantage_w,
+            mode=gigpo.mode,
+            baseline=gigpo.baseline,
+            enable_similarity=gigpo.enable_similarity,
+            similarity_thresh=gigpo.similarity_thresh,
+            invalid_action_penalty_coef=actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0,
+            penalise_cut=settings.env.projection.penalise_cut,
+            strict=settings.env.projection.strict,
+        )
 
 
 def with_advantages(batch: StepBatch, config: AdvantageConfig) -> StepBatch:

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
-from rollout.flatten import concatenate
 from rollout.types import Policy, SamplingParams, StepBatch
 from trainers.command import settings_of
 from trainers.files import require_writable, write_atomically
 from trainers.ranks import Ranks, start_ranks, stop_ranks
+from trainers.rollouts import collect_over_ranks
 from trainers.settings import DataSettings, EnvSettings, SettingsError, group, setting
 
 Z_95 = 1.959963984540054
@@ -203,37 +203,6 @@ def require_same_goals(before: Evaluation, *, goal_list: GoalList, goal_index: l
             )
     if before.goal_index != goal_index:
         raise SettingsError("the two evaluations were made on different goals; use the same split and number of goals")
-
-
-def collect_over_ranks(
-    collector: TrajectoryCollector,
-    policy: Policy,
-    goals: np.ndarray,
-    params: SamplingParams,
-    ranks: Ranks,
-    *,
-    group_size: int,
-    update: int,
-    seed: int,
-    first_group: int = 0,
-) -> StepBatch:
-    """Plays whole groups on each rank, then gives every rank all rows, by (episode_id, step_index).
-
-    Groups are numbered from `first_group` on.
-    """
-    mine = ranks.block(len(goals))
-    share = None
-    if len(mine):
-        share = collector.collect(
-            goals[mine.start : mine.stop],
-            policy,
-            params,
-            group_size=group_size,
-            update=update,
-            seed=seed,
-            first_episode=(first_group + mine.start) * group_size,
-        )
-    return concatenate([part for part in ranks.gather(share) if part is not None])
 
 
 def evaluate(

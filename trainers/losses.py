@@ -9,39 +9,39 @@ Dimensions: T reply tokens of a micro-batch, N rows of a mini-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import get_args
 
 import numpy as np
 import torch
 
 from trainers.mismatch import importance_weights
-from trainers.settings import Aggregation, KlKind
+from trainers.settings import ActorSettings, Aggregation, KlKind
 
 KL_KINDS, AGGREGATIONS = get_args(KlKind), get_args(Aggregation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """Weights and limits of the loss."""
+    """Weights and limits of the loss; the defaults are those of the settings."""
 
-    clip_ratio_low: float = 0.2
+    clip_ratio_low: float = ActorSettings.clip_ratio_low
     """A probability ratio below 1 minus this earns nothing more, in [0, 1)."""
-    clip_ratio_high: float = 0.2
+    clip_ratio_high: float = ActorSettings.clip_ratio_high
     """A probability ratio above 1 plus this earns nothing more, at least 0."""
-    clip_ratio_c: float = 3.0
+    clip_ratio_c: float = ActorSettings.clip_ratio_c
     """Dual clip: with a negative advantage the loss is at most this times its size; above 1."""
-    entropy_coeff: float = 0.001
+    entropy_coeff: float = ActorSettings.entropy_coeff
     """Weight of the entropy bonus."""
-    use_kl_loss: bool = True
+    use_kl_loss: bool = ActorSettings.use_kl_loss
     """Whether the KL term to the reference is added."""
-    kl_loss_coef: float = 0.01
+    kl_loss_coef: float = ActorSettings.kl_loss_coef
     """Weight of the KL term."""
-    kl_loss_type: KlKind = "low_var_kl"
+    kl_loss_type: KlKind = ActorSettings.kl_loss_type
     """How the KL is estimated from the log-probs of the sampled tokens."""
-    loss_agg_mode: Aggregation = "token-mean"
+    loss_agg_mode: Aggregation = ActorSettings.loss_agg_mode
     """How tokens are averaged over a mini-batch."""
-    tis_imp_ratio_cap: float | None = None
+    tis_imp_ratio_cap: float | None = ActorSettings.tis_imp_ratio_cap
     """Largest truncated importance weight between trainer and engine, above 0; None leaves the gap uncorrected."""
 
     def __post_init__(self) -> None:
@@ -57,6 +57,11 @@ class LossConfig:
             raise ValueError(f"kl_loss_type must be one of {', '.join(KL_KINDS)}, got {self.kl_loss_type!r}")
         if self.loss_agg_mode not in AGGREGATIONS:
             raise ValueError(f"loss_agg_mode must be one of {', '.join(AGGREGATIONS)}, got {self.loss_agg_mode!r}")
+
+    @classmethod
+    def of(cls, actor: ActorSettings) -> LossConfig:
+        """What the settings of an actor say."""
+        return cls(**{field.name: getattr(actor, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from rollout.filters import Outcome
+from env_manager import EnvConfig
+from rollout.filters import FilterConfig, Outcome
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import GoalKind, Variant
 
@@ -96,7 +97,9 @@ class WorkerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectionSettings:
-    reject_chinese: bool = setting(True, "replies with Chinese characters are malformed (not with env.prompt=compact)")
+    reject_chinese: bool = setting(
+        EnvConfig.reject_chinese, "replies with Chinese characters are malformed (not with env.prompt=compact)"
+    )
     penalise_cut: bool = setting(True, "malformed replies that the length limit ended cost the penalty too")
     strict: bool = setting(False, "actions that the page does not offer cost the penalty too")
 
@@ -110,11 +113,13 @@ class EnvSettings:
     variant: Variant = setting(None, "variant of the environment", only=(None, "verl"))
     webshop: WebshopSettings = group(WebshopSettings)
     seed: int = setting(0, "seed of the environments (v0: of the prices and caps drawn)", at_least=0)
-    max_steps: int = setting(15, "steps after which an episode is truncated", at_least=1)
-    history_length: int = setting(2, "last steps that a prompt shows", at_least=0)
+    max_steps: int = setting(EnvConfig.max_steps, "steps after which an episode is truncated", at_least=1)
+    history_length: int = setting(EnvConfig.history_length, "last steps that a prompt shows", at_least=0)
     prompt: str = setting("think", "prompt template: think, no_think, compact")
-    history_overflow: str = setting("oldest", "what a prompt over its limit loses first", only=("oldest", "all"))
-    memory: str = setting("history", "kind of memory: history, full, or module:name for one of your own")
+    history_overflow: str = setting(
+        EnvConfig.history_overflow, "what a prompt over its limit loses first", only=("oldest", "all")
+    )
+    memory: str = setting(EnvConfig.memory, "kind of memory: history, full, or module:name for one of your own")
     memory_tokens: int | None = setting(
         None, "tokens that the memory `full` keeps; null is what the prompt has room for", at_least=0
     )
@@ -157,9 +162,15 @@ class GigpoSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterSettings:
-    enable: bool = setting(False, "play on, with other goals, until enough groups hold different outcomes")
-    max_num_gen_batches: int = setting(10, "tries of an update, at most; the last is trained on as it is", at_least=1)
-    outcome: Outcome = setting("won", "outcome that has to differ: won or not, or the score", only=get_args(Outcome))
+    enable: bool = setting(
+        FilterConfig.enable, "play on, with other goals, until enough groups hold different outcomes"
+    )
+    max_num_gen_batches: int = setting(
+        FilterConfig.max_num_gen_batches, "tries of an update, at most; the last is trained on as it is", at_least=1
+    )
+    outcome: Outcome = setting(
+        FilterConfig.outcome, "outcome that has to differ: won or not, or the score", only=get_args(Outcome)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,41 @@
+"""A rollout over the ranks: each plays whole groups, all get all rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rollout.collector import TrajectoryCollector
+from rollout.flatten import concatenate
+from rollout.types import Policy, SamplingParams, StepBatch
+from trainers.ranks import Ranks
+
+
+def collect_over_ranks(
+    collector: TrajectoryCollector,
+    policy: Policy,
+    goals: np.ndarray,
+    params: SamplingParams,
+    ranks: Ranks,
+    *,
+    group_size: int,
+    update: int,
+    seed: int,
+    first_group: int = 0,
+) -> StepBatch:
+    """Plays whole groups on each rank, then gives every rank all rows, by (episode_id, step_index).
+
+    Groups are numbered from `first_group` on.
+    """
+    mine = ranks.block(len(goals))
+    share = None
+    if len(mine):
+        share = collector.collect(
+            goals[mine.start : mine.stop],
+            policy,
+            params,
+            group_size=group_size,
+            update=update,
+            seed=seed,
+            first_episode=(first_group + mine.start) * group_size,
+        )
+    return concatenate([part for part in ranks.gather(share) if part is not None])

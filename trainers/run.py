@@ -1,0 +1,216 @@
+"""Everything that the main loop works with, made from settings or from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout.collector import CollectorConfig, TrajectoryCollector
+from rollout.engines.hf import HFEngine
+from rollout.types import SamplingParams
+from trainers.actor import Actor, ActorConfig, Reference, checkpoint_layers
+from trainers.checkpoint import (
+    RunState,
+    find_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_state,
+    refuse_other_shapes,
+)
+from trainers.directory import run_directory, take_directory
+from trainers.display import RunLog
+from trainers.evaluation import GoalList, goal_list_of, read_evaluation, require_same_goals
+from trainers.files import require_writable
+from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts, weights_hash
+from trainers.ranks import Ranks
+from trainers.scoring import require_plain_logits
+from trainers.settings import Settings, SettingsError
+from trainers.worlds import GoalOrder, fixed_goals, make_grammar, make_manager, open_world, require_positions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rollout.constrained import ActionGrammar
+    from trainers.worlds import World
+
+VALIDATION_ENVS = 128
+"""Validation episodes that a rank plays at once."""
+
+
+@dataclass
+class Run:
+    """Everything that the main loop works with."""
+
+    settings: Settings
+    ranks: Ranks
+    directory: Path
+    world: World
+    tokenizer: PreTrainedTokenizerBase
+    goals: GoalOrder
+    collector: TrajectoryCollector
+    engine: HFEngine
+    actor: Actor
+    reference: Reference | None
+    state: RunState
+    log: RunLog
+    validator: TrajectoryCollector
+    validation_goals: np.ndarray
+    goal_list: GoalList
+
+
+def open_run(settings: Settings, ranks: Ranks) -> Run:
+    """Makes or resumes everything, in an order in which mistakes show before anything is written."""
+    check_ranks(settings, ranks)
+    place = "trainer.resume_from" if settings.trainer.resume_from else "trainer.output_dir"
+    require_writable(run_directory(settings), setting=place)
+    model_path = settings.actor_rollout_ref.model.path
+    world = open_world(settings.env)
+    goals = GoalOrder(world.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
+    validation_goals = fixed_goals(world, validation_split(settings), settings.data.val_batch_size)
+    tokenizer = load_tokenizer(model_path)
+    grammar = None
+    if settings.actor_rollout_ref.rollout.constrained:
+        grammar = make_grammar(tokenizer, settings.env, settings.data)
+    engine = HFEngine(
+        load_model(model_path, dtype=compute_dtype(ranks.device)),
+        tokenizer,
+        grammar=grammar,
+        copy_model=False,
+        device=ranks.device,
+    )
+    require_positions(engine.model.config, settings.data)
+    num_groups = -(-settings.data.train_batch_size // ranks.world)
+    collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
+    validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(validation_goals) // ranks.world)))
+    prompt_hash = collector.manager.prompt_hash
+    refuse_other_prompts(model_path, prompt_template_hash=prompt_hash, environment=settings.env.env_name)
+    policy = policy_to_train(settings)
+    hashes = {
+        "environment": settings.env.env_name,
+        "prompt_template_hash": prompt_hash,
+        "catalogue_hash": world.catalogue_hash,
+        "start_policy_hash": weights_hash(policy.state_dict()),
+    }
+    resumed = settings.trainer.resume_from
+    checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
+    state = read_state(checkpoint, hashes=hashes) if checkpoint else RunState(hashes=hashes)
+    goal_list = goal_list_of(settings.env, world.catalogue_hash)
+    if state.first_evaluation:
+        refuse_other_validations(state.first_evaluation, goal_list, validation_goals)
+    actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)
+    if checkpoint:
+        weights = load_weights(checkpoint)
+        refuse_other_shapes(checkpoint, weights, actor)
+        actor.load_full_state_dict(weights)
+        load_optimizer(checkpoint, actor)
+        engine.load_weights(actor.full_state_dict(), version=state.updates_done)
+    directory = take_directory(settings, ranks, state)
+    return Run(
+        settings=settings,
+        ranks=ranks,
+        directory=directory,
+        world=world,
+        tokenizer=tokenizer,
+        goals=goals,
+        collector=collector,
+        engine=engine,
+        actor=actor,
+        reference=reference,
+        state=state,
+        log=RunLog(
+            directory,
+            total_updates=settings.trainer.total_updates,
+            loggers=settings.trainer.logger,
+            lines=state.metrics,
+            is_first=ranks.is_first,
+        ),
+        validator=validator,
+        validation_goals=validation_goals,
+        goal_list=goal_list,
+    )
+
+
+def make_collector(settings: Settings, engine: HFEngine, num_envs: int) -> TrajectoryCollector:
+    """Plays so many environments at once with prompts that the engine's tokenizer measures."""
+    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
+    return TrajectoryCollector(manager, CollectorConfig(constrained=settings.actor_rollout_ref.rollout.constrained))
+
+
+def open_learners(
+    settings: Settings,
+    ranks: Ranks,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    grammar: ActionGrammar | None,
+) -> tuple[Actor, Reference | None]:
+    """The policy that learns, sharded, and the frozen one where the loss needs it."""
+    shared: dict[str, Any] = {
+        "pad_id": int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
+        "temperature": settings.actor_rollout_ref.rollout.temperature,
+        "grammar": grammar,
+    }
+    config = ActorConfig.of(settings)
+    actor = Actor(policy, ranks, config, **shared)
+    if not config.loss.use_kl_loss:
+        return actor, None
+    reference = Reference(
+        load_model(settings.actor_rollout_ref.model.path),
+        ranks,
+        max_rows=settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu,
+        max_tokens=config.max_tokens,
+        **shared,
+    )
+    return actor, reference
+
+
+def policy_to_train(settings: Settings) -> PreTrainedModel:
+    """The actor's model, full precision, with gradient checkpointing where the settings ask for it."""
+    model = load_model(settings.actor_rollout_ref.model.path)
+    require_plain_logits(model)
+    if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
+        checkpoint_layers(model)
+    return model
+
+
+def check_ranks(settings: Settings, ranks: Ranks) -> None:
+    """Refuses a run on another number of ranks than the settings ask for."""
+    wanted = settings.trainer.n_gpus_per_node
+    if wanted is None and ranks.world % settings.trainer.nnodes:
+        raise SettingsError(
+            f"trainer.nnodes={settings.trainer.nnodes} machines cannot share the {ranks.world} ranks that there are: "
+            f"start torchrun with --nnodes {settings.trainer.nnodes} on each of them, or leave it out"
+        )
+    if wanted is not None and wanted * settings.trainer.nnodes != ranks.world:
+        raise SettingsError(
+            f"trainer.n_gpus_per_node={wanted} and trainer.nnodes={settings.trainer.nnodes} ask for "
+            f"{wanted * settings.trainer.nnodes} ranks, there are {ranks.world}: start with "
+            f"torchrun --nproc-per-node {wanted}"
+        )
+
+
+def refuse_other_validations(first: dict[str, Any], goal_list: GoalList, goals: np.ndarray) -> None:
+    """Stops a run that goes on before it plays validations that its first one cannot be compared with.
+
+    Raises:
+        SettingsError: The settings that choose the goals have changed.
+    """
+    try:
+        require_same_goals(read_evaluation(first), goal_list=goal_list, goal_index=goals.tolist())
+    except SettingsError as error:
+        raise SettingsError(
+            f"trainer.resume_from: {error}; leave data.val_batch_size and the settings of the environment as they were"
+        ) from None
+
+
+def validation_split(settings: Settings) -> str:
+    """Goals that validations play: those of `eval`; the published run uses the first goals of the list."""
+    return "test" if settings.env.variant == "verl" else "eval"
+
+
+def rollout_sampling(settings: Settings) -> SamplingParams:
+    """How training replies are drawn."""
+    return SamplingParams(
+        temperature=settings.actor_rollout_ref.rollout.temperature, max_tokens=settings.data.max_response_length
+    )
