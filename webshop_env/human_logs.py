@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from webshop_env.actions import SUB_PAGES
@@ -300,7 +300,7 @@ def _read_page(record: Mapping[str, Any], content: Mapping[str, Any]) -> LoggedP
     )
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
