@@ -202,6 +202,18 @@ class ActionGrammar:
         self.query_free = _FreeText(query_ids, is_word, self.search_tail[:1])
         self.thought_free = _FreeText(thought_ids, is_word, self.search_head[:1])
 
+    def require_room(self, max_tokens: int) -> None:
+        """Refuses a limit of replies that would cut some before the grammar closes them.
+
+        Raises:
+            ShopGymError: fewer tokens may be sampled than the grammar counts on.
+        """
+        if self.max_tokens > max_tokens:
+            raise ShopGymError(
+                f"the grammar closes replies within {self.max_tokens} tokens, but only {max_tokens} may be sampled; "
+                "make both the same"
+            )
+
     def start(self, admissible: Sequence[str]) -> Cursor:
         """A cursor before the first token of a reply to a page with these actions.
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rollout.constrained import ActionGrammar, Cursor
-from rollout.engines.prompts import PromptEncoder
+from rollout.engines.prompts import PromptEncoder, eos_ids
 from rollout.noise import uniforms
 from rollout.types import Generation, GenerationRequest, SamplingParams
 from webshop_env.errors import ShopGymError
@@ -79,7 +79,7 @@ class HFEngine:
         self.weight_version = 0
         self.num_sampled_tokens = 0
         """Tokens of all replies so far."""
-        self._eos_ids = _eos_ids(self.model, tokenizer)
+        self._eos_ids = eos_ids(self.model, tokenizer)
         self._prompts = PromptEncoder(tokenizer)
 
     def encode(self, prompt: str) -> np.ndarray:
@@ -143,11 +143,7 @@ class HFEngine:
         if any(request.admissible is not None for request in requests):
             if self.grammar is None:
                 raise ShopGymError("constrained requests need an engine that was made with a grammar")
-            if self.grammar.max_tokens > params.max_tokens:
-                raise ShopGymError(
-                    f"the grammar closes replies within {self.grammar.max_tokens} tokens, but only "
-                    f"{params.max_tokens} may be sampled; make both the same"
-                )
+            self.grammar.require_room(params.max_tokens)
 
     def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
         """Rows of similar length, equal prompts side by side, within the token budget."""
@@ -318,10 +314,3 @@ def _draw_rows(logits: torch.Tensor, numbers: np.ndarray, temperature: float) ->
         at = torch.searchsorted(running, targets, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     log_probs = scaled.gather(1, at[:, None])[:, 0] - running[:, -1].log()
     return at.cpu().numpy(), log_probs.cpu().numpy()
-
-
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token that ends a reply: the tokenizer's and those that the model's generation settings name."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [named] if isinstance(named, int) else list(named or [])
-    return frozenset([*ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])])

@@ -1,4 +1,7 @@
-"""From prompts to token ids, once each: the same prompt is counted, then sent, and siblings share their first one."""
+"""From prompts to token ids, once each: the same prompt is counted, then sent, and siblings share their first one.
+
+Also says which ids end a reply.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _KEPT = 4096
 _PROBE = "A prompt,\nwith 'words', 12.50 and — é ☕ <action> in it."
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a reply: the tokenizer's and those that the model's generation settings name."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = [named] if isinstance(named, int) else list(named or [])
+    return frozenset([*ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])])
 
 
 class PromptEncoder:

@@ -1,0 +1,362 @@
+"""Generation with vLLM inside the trainer's process, on the actor's own device: the engine of serious runs.
+
+Requests are taken while others are being answered, so that no episode waits for another. Equal beginnings of prompts
+are computed once (prefix caching). While the actor learns the engine gives its memory back; the actor's new weights
+wake it, first the place for the weights, then, when these are in it, the cache.
+
+vLLM's CPU build has no sleep: there memory stays with the engine. Replies are the same for the same requests in the
+same order on the same engine, since the seed of a reply comes from its name (`NoiseKey`); which tokens a seed draws is
+vLLM's business, so other engines draw others.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rollout.engines.prompts import PromptEncoder
+from rollout.engines.vllm_install import prepare_vllm
+from rollout.noise import seed_of
+from rollout.types import Generation, GenerationRequest, SamplingParams
+from webshop_env.errors import ShopGymError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rollout.constrained import ActionGrammar
+
+CPU_CACHE_BYTES = 2**30
+"""Keys and values that the CPU build keeps, unless VLLM_CPU_KVCACHE_SPACE (GiB) says otherwise."""
+STAGES = ("sleep", "wake_weights", "sync", "wake_cache")
+"""What the engine does besides generating: gives memory back, takes it in two stages, copies weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VLLMConfig:
+    """How much an engine takes, and how it schedules."""
+
+    max_model_len: int
+    """Tokens of a prompt and its reply together, at most."""
+    max_num_seqs: int = 256
+    """Replies that are written at once, at most; others wait."""
+    gpu_memory_utilization: float = 0.6
+    """Share of the GPU for weights and cache while the engine is awake."""
+    enforce_eager: bool = False
+    """No CUDA graphs: starts sooner, generates slower."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one forward pass, at most; None is vLLM's choice."""
+    enable_chunked_prefill: bool = True
+    """Let long prompts be read in pieces, beside replies that are being written."""
+    free_cache_engine: bool = True
+    """Give the memory back while the actor learns."""
+    under_launcher: bool = False
+    """This process is one of several that share a torch process group (torchrun); each has an engine of its own."""
+
+
+class VLLMEngine:
+    """Answers prompts with a model of its own inside vLLM; it has no weights worth a reply before `load_weights`."""
+
+    def __init__(
+        self,
+        model_path: str,
+        tokenizer: PreTrainedTokenizerBase,
+        config: VLLMConfig,
+        *,
+        weight_shapes: Mapping[str, torch.Size],
+        eos_ids: frozenset[int],
+        device: torch.device,
+        grammar: ActionGrammar | None = None,
+    ) -> None:
+        """Starts vLLM: seconds on a CPU, a minute on a GPU. It is asleep afterwards, where it can sleep.
+
+        Args:
+            model_path: Hugging Face directory or hub id whose config.json describes the model. Weights are not read.
+            tokenizer: Its chat template is used where it has one.
+            config: Sizes.
+            weight_shapes: Names and shapes of the transformers model's weights, tied copies too: each load brings all.
+            eos_ids: Tokens that end a reply; each belongs to the reply.
+            device: The CPU, or this process's GPU.
+            grammar: Needed for requests that name their admissible actions.
+
+        Raises:
+            ShopGymError: vLLM is missing, does not fit, or refuses the model or the config.
+        """
+        self.notes = prepare_vllm(device)
+        """What to tell the user before a long run."""
+        self.tokenizer, self.grammar, self.config, self.eos_ids = tokenizer, grammar, config, eos_ids
+        self._shapes = dict(weight_shapes)
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        """What the weights are kept in: a caller that gathers them can convert them before."""
+        self.weight_version = -1
+        self.num_sampled_tokens = 0
+        """Tokens of all replies so far."""
+        self.num_prompt_tokens = 0
+        self.num_cached_prompt_tokens = 0
+        """Of those, the ones that were not computed because an earlier prompt began alike."""
+        self._can_sleep = config.free_cache_engine and device.type == "cuda"
+        if config.free_cache_engine and device.type == "cpu":
+            self.notes.append("vLLM's CPU build cannot sleep: its memory is not given back while the actor learns")
+        self._is_asleep = False
+        self._is_cpu = device.type == "cpu"
+        self._prompts = PromptEncoder(tokenizer)
+        self._num_requests = 0
+        self._waiting: dict[int, None] = {}
+        """Numbers of unfinished requests, in the order of their coming."""
+        self._ready: list[tuple[int, Generation]] = []
+        """Finished, but not yet handed over."""
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._engine = self._start(model_path)
+        self.sleep()
+
+    def encode(self, prompt: str) -> np.ndarray:
+        """One user message -> int32 [P] through the chat template, or the plain text where there is none."""
+        return self._prompts.encode(prompt)
+
+    def count_tokens(self, prompt: str) -> int:
+        """Length of `encode(prompt)`; remembered, so that a prompt that was counted is not tokenised again."""
+        return len(self.encode(prompt))
+
+    def submit(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[int]:
+        """Takes requests without waiting for replies.
+
+        Returns:
+            A number for each, in order, that no other request of this engine has or had.
+
+        Raises:
+            ShopGymError: A request is too long, or constrained and the engine has no fitting grammar.
+            RuntimeError: The engine has no weights (it is asleep, or none were ever loaded).
+        """
+        if self.weight_version < 0 or self._is_asleep:
+            raise RuntimeError("the engine has no weights: load_weights gives it some, and wakes it")
+        self._check(requests, params)
+        numbers = []
+        for request in requests:
+            number, self._num_requests = self._num_requests, self._num_requests + 1
+            prompt = {"prompt_token_ids": np.asarray(request.prompt_ids).tolist()}
+            self._engine.add_request(str(number), prompt, self._sampling(request, params))
+            self._waiting[number] = None
+            numbers.append(number)
+        return numbers
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        """Works until at least one reply is finished, and hands over what is; nothing when nothing is asked for."""
+        finished, self._ready = self._ready, []
+        while self._waiting and not finished:
+            for output in self._engine.step():
+                if output.finished:
+                    number = int(output.request_id)
+                    del self._waiting[number]
+                    finished.append((number, self._generation(output)))
+        return finished
+
+    def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
+        """Answers in the order of the requests."""
+        numbers = self.submit(requests, params)
+        mine = set(numbers)
+        answers: dict[int, Generation] = {}
+        others: list[tuple[int, Generation]] = []
+        while len(answers) < len(numbers):
+            for number, generation in self.poll():
+                if number in mine:
+                    answers[number] = generation
+                else:
+                    others.append((number, generation))
+        self._ready += others
+        return [answers[number] for number in numbers]
+
+    def load_weights(
+        self, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Takes the actor's weights over, in place and one tensor after the other, and wakes up.
+
+        Requests that are still being answered are ended where they are and stamped with the new version, so that a
+        collector that waits for them stops with an error.
+
+        Args:
+            weights: Full tensors under the names of the transformers model, tied copies too (the CPU build unties
+                them). Each is dropped before the next is asked for. After an error the engine holds a mixture.
+            version: Stamped on every reply from now on.
+
+        Raises:
+            ValueError: A name or shape does not fit the model, or a weight is missing.
+        """
+        items = weights.items() if isinstance(weights, Mapping) else weights
+        if self._is_asleep:
+            with self._timed("wake_weights"):
+                _empty_cache()
+                self._engine.wake_up(["weights"])
+        self.weight_version = version
+        self._end_requests()
+        with self._timed("sync"):
+            self._copy(items)
+            if not self._engine.reset_prefix_cache():
+                raise RuntimeError("vLLM did not drop keys and values of the old weights")
+        if self._is_asleep:
+            with self._timed("wake_cache"):
+                _empty_cache()  # what gathering the weights took
+                self._engine.wake_up(["kv_cache"])
+            self._is_asleep = False
+
+    def sleep(self) -> None:
+        """Gives the memory of weights and cache back, until `load_weights`; nothing happens where it cannot sleep."""
+        self._end_requests()
+        if self._can_sleep and not self._is_asleep:
+            with self._timed("sleep"):
+                self._engine.sleep(level=2)  # the weights need not be kept: new ones wake it
+                gc.collect()
+                _empty_cache()
+            self._is_asleep = True
+
+    def pop_seconds(self) -> dict[str, float]:
+        """Seconds of each stage (`engine/<stage>_s`) since this was last asked."""
+        spent = {f"engine/{stage}_s": seconds for stage, seconds in self._seconds.items()}
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        return spent
+
+    def close(self) -> None:
+        """Ends vLLM and frees what it holds."""
+        self._end_requests()
+        self._engine.engine_core.shutdown()
+
+    def _start(self, model_path: str) -> Any:
+        from vllm import EngineArgs, LLMEngine
+
+        arguments: dict[str, Any] = {
+            "model": model_path,
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",  # nothing about sampling but what a request says
+            "dtype": "float32" if self._is_cpu else "bfloat16",
+            "logprobs_mode": "processed_logprobs",  # at the sampling temperature and under the mask
+            "enable_prefix_caching": True,
+            "max_model_len": self.config.max_model_len,
+            "max_num_seqs": self.config.max_num_seqs,
+            "max_num_batched_tokens": self.config.max_num_batched_tokens,
+            "enable_chunked_prefill": self.config.enable_chunked_prefill,
+            "gpu_memory_utilization": self.config.gpu_memory_utilization,
+            "enforce_eager": self.config.enforce_eager or self._is_cpu,
+            "enable_sleep_mode": self._can_sleep,
+            "disable_log_stats": True,
+        }
+        if self._is_cpu:
+            arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
+        if self.config.under_launcher:
+            arguments["distributed_executor_backend"] = "external_launcher"
+        if self.grammar is not None:
+            from rollout.engines.vllm_mask import mask_class
+
+            arguments["logits_processors"] = [mask_class(self.grammar)]
+            arguments["async_scheduling"] = False  # a mask needs the token before it
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (ValueError, RuntimeError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            raise ShopGymError(
+                f"rollout.name=vllm: vLLM does not start with {model_path}: {' '.join(lines)}"
+            ) from error
+
+    def _check(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> None:
+        longest = max((len(request.prompt_ids) for request in requests), default=0)
+        if longest + params.max_tokens > self.config.max_model_len:
+            raise ShopGymError(
+                f"a prompt of {longest} tokens and a reply of {params.max_tokens} do not fit into the engine's "
+                f"{self.config.max_model_len}; raise data.max_prompt_length"
+            )
+        if any(request.admissible is not None for request in requests):
+            if self.grammar is None:
+                raise ShopGymError("constrained requests need an engine that was made with a grammar")
+            self.grammar.require_room(params.max_tokens)
+
+    def _sampling(self, request: GenerationRequest, params: SamplingParams) -> Any:
+        from vllm import SamplingParams as VLLMSamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        masked: dict[str, Any] = {}
+        if request.admissible is not None:
+            from rollout.engines.vllm_mask import ADMISSIBLE
+
+            masked = {"extra_args": {ADMISSIBLE: request.admissible}}
+        return VLLMSamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            seed=seed_of(request.noise),
+            max_tokens=params.max_tokens,
+            stop_token_ids=sorted(self.eos_ids),
+            logprobs=0,  # that of the sampled token alone
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **masked,
+        )
+
+    def _generation(self, output: Any) -> Generation:
+        written = output.outputs[0]
+        if written.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"vLLM ended a reply with {written.finish_reason!r} ({written.stop_reason})")
+        reply = [int(token) for token in written.token_ids]
+        self.num_sampled_tokens += len(reply)
+        self.num_prompt_tokens += len(output.prompt_token_ids)
+        self.num_cached_prompt_tokens += output.num_cached_tokens or 0
+        log_probs = [at[token].logprob for at, token in zip(written.logprobs, reply, strict=True)]
+        return Generation(
+            reply_ids=np.asarray(reply, dtype=np.int32),
+            log_probs=np.asarray(log_probs, dtype=np.float32),
+            text=str(self.tokenizer.decode(reply, skip_special_tokens=True, clean_up_tokenization_spaces=False)),
+            is_cut=reply[-1] not in self.eos_ids,
+            weight_version=self.weight_version,
+        )
+
+    def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        runner = self._engine.model_executor.driver_worker.model_runner
+        seen: set[str] = set()
+        wrong: list[str] = []
+
+        def fitting() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                seen.add(name)
+                if self._shapes.get(name) == tensor.shape:
+                    yield name, tensor
+                else:  # vLLM never sees it: what it does half-way it cannot take back
+                    wrong.append(f"{name} {list(tensor.shape)}")
+
+        with torch.no_grad():
+            if self._is_cpu:  # that build packs its linear weights anew, and only its own way round knows how
+                runner.reload_weights(weights_iterator=fitting())
+            else:
+                runner.get_model().load_weights(fitting())
+        missing = sorted(self._shapes.keys() - seen)
+        if wrong or missing:
+            raise ValueError(f"weights do not fit the engine's model: missing {missing[:3]}, unlike it {wrong[:3]}")
+
+    def _end_requests(self) -> None:
+        """Ends unfinished requests with an empty reply of the present version."""
+        if self._waiting:
+            self._engine.abort_request([str(number) for number in self._waiting])
+            nothing = np.empty(0, np.int32), np.empty(0, np.float32)
+            self._ready += [(n, Generation(*nothing, "", True, self.weight_version)) for n in self._waiting]
+            self._waiting.clear()
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        _synchronize()
+        began = perf_counter()
+        yield
+        _synchronize()
+        self._seconds[stage] += perf_counter() - began
+
+
+def _empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,98 @@
+"""Constrained decoding inside vLLM: the same sets of token ids as in the transformers engine and in the trainer.
+
+Import it after vLLM was prepared (`vllm_install.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+
+if TYPE_CHECKING:
+    from rollout.constrained import ActionGrammar, Cursor
+
+ADMISSIBLE = "shopgym_admissible"
+"""Key of `SamplingParams.extra_args` under which a request brings the actions of its page."""
+_LARGE = 1024
+"""Sets with more ids (free text) are few and used again and again: their masks are kept on the device."""
+
+
+def mask_class(grammar: ActionGrammar) -> type[LogitsProcessor]:
+    """The logits processor of one grammar: vLLM takes classes, and makes the instance itself."""
+    return type("GrammarMask", (_GrammarMask,), {"grammar": grammar})
+
+
+class _Walk:
+    """A reply in progress: vLLM adds to `reply` what it samples, `cursor` follows."""
+
+    __slots__ = ("cursor", "num_seen", "reply")
+
+    def __init__(self, cursor: Cursor, reply: list[int]) -> None:
+        self.cursor, self.reply, self.num_seen = cursor, reply, 0
+
+    def allowed(self) -> np.ndarray:
+        for token in self.reply[self.num_seen :]:
+            self.cursor.advance(token)
+        self.num_seen = len(self.reply)
+        return self.cursor.allowed()
+
+
+class _GrammarMask(LogitsProcessor):
+    """Leaves each constrained request of a batch only what its page allows next."""
+
+    grammar: ActionGrammar
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._walks: dict[int, _Walk] = {}
+        """By place in the batch."""
+        self._large: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
+        """By identity of the set, which is kept so that the identity stays its own: what it forbids, bool [V]."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is None:
+            return
+        for place in batch_update.removed:
+            self._walks.pop(place, None)
+        for place, params, _, reply in batch_update.added:
+            self._walks.pop(place, None)
+            admissible = (params.extra_args or {}).get(ADMISSIBLE)
+            if admissible is not None:
+                self._walks[place] = _Walk(self.grammar.start(admissible), reply)
+        for one, other, direction in batch_update.moved:
+            moved, replaced = self._walks.pop(one, None), self._walks.pop(other, None)
+            if moved is not None:
+                self._walks[other] = moved
+            if replaced is not None and direction == MoveDirectionality.SWAP:
+                self._walks[one] = replaced
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Sets the logits [B, V] of forbidden tokens to minus infinity, in place."""
+        places, columns = [], []
+        for place, walk in self._walks.items():
+            allowed = walk.allowed()
+            if len(allowed) > _LARGE:
+                logits[place].masked_fill_(self._forbidden(allowed, logits), float("-inf"))
+            elif len(allowed):  # empty only at a place whose reply has ended and is about to leave
+                places.append(place)
+                columns.append(allowed)
+        if places:
+            rows = torch.from_numpy(np.repeat(places, [len(ids) for ids in columns])).to(logits.device)
+            ids = torch.from_numpy(np.concatenate(columns).astype(np.int64)).to(logits.device)
+            kept = logits[rows, ids]
+            logits[torch.as_tensor(places, device=logits.device)] = float("-inf")
+            logits[rows, ids] = kept
+        return logits
+
+    def _forbidden(self, allowed: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
+        if id(allowed) not in self._large:
+            mask = torch.ones(logits.shape[-1], dtype=torch.bool)
+            mask[torch.from_numpy(allowed.astype(np.int64))] = False
+            self._large[id(allowed)] = allowed, mask.to(logits.device)
+        return self._large[id(allowed)][1]
