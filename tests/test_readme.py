@@ -83,7 +83,7 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
     ("command", "expected"),
     [
         (("examples/one_episode.py", "3"), "won: "),
-        (("-m", "webshop_env.playback", "examples/scripts/buy_one.json"), "1.0"),
+        (("-m", "webshop_env.playback", "run", "examples/scripts/buy_one.json"), "1.0"),
     ],
 )
 def test_examples_run(command: tuple[str, ...], expected: str) -> None:

@@ -9,25 +9,31 @@ Dimensions: N rows, T reply tokens of a micro-batch's distinct pairs, K reply to
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.checkpoint import checkpoint
 
 from rollout.types import StepBatch, ragged
 from trainers.losses import LossConfig, TokenLosses, row_coefficients, token_losses
 from trainers.mismatch import MismatchTotals
+from trainers.offload import state_on
 from trainers.ranks import Ranks
 from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, least_fill, micro_batches
-from trainers.settings import ActorSettings, OptimSettings, RolloutSettings, Settings
-from webshop_env.errors import ShopGymError
+from trainers.settings import (
+    ActorFsdpSettings,
+    ActorSettings,
+    OptimSettings,
+    RolloutSettings,
+    Settings,
+    TrainerSettings,
+)
+from trainers.sharding import ShardingConfig, full, like, shard
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +42,13 @@ if TYPE_CHECKING:
 
 _ROW_ORDER = 2
 """Keeps the seeds of the row order apart from those of the goal order, which begin with the seed alone."""
+
+
+class NotFinite(Exception):
+    """Loss or gradient were NaN or infinite, again and again."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__(f"{num_steps} optimizer steps in a row had a loss or a gradient that is not finite")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +71,12 @@ class ActorConfig:
     """Tokens of one pass, at most."""
     epochs: int = ActorSettings.ppo_epochs
     """Passes over the rows of an update."""
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    """How the weights are kept."""
+    optimizer_offload: bool = ActorFsdpSettings.optimizer_offload
+    """Keep the optimizer's state on the CPU between steps; it is there anyway where the weights are."""
+    max_nan_steps: int = TrainerSettings.max_nan_steps
+    """Optimizer steps in a row that may be skipped, because loss or gradient is not finite, before the run stops."""
     loss: LossConfig = field(default_factory=LossConfig)
     """What is minimised."""
 
@@ -74,6 +93,9 @@ class ActorConfig:
             log_prob_micro_batch_size=settings.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu,
             max_tokens=actor.ppo_max_token_len_per_gpu,
             epochs=actor.ppo_epochs,
+            sharding=ShardingConfig(dtype=actor.fsdp_config.dtype, param_offload=actor.fsdp_config.param_offload),
+            optimizer_offload=actor.fsdp_config.optimizer_offload,
+            max_nan_steps=settings.trainer.max_nan_steps,
             loss=LossConfig.of(actor),
         )
 
@@ -91,6 +113,7 @@ class ShardedPolicy:
         grammar: Grammar | None,
         max_rows: int,
         max_tokens: int,
+        sharding: ShardingConfig | None = None,
     ) -> None:
         """Takes the model over: its weights are sharded in place.
 
@@ -102,11 +125,11 @@ class ShardedPolicy:
             grammar: Rebuilds the masks of constrained decoding; None for free decoding.
             max_rows: Sequences of one pass without gradients, at most.
             max_tokens: Tokens of one pass, at most.
+            sharding: How weights are kept; None takes the defaults.
         """
         self.ranks, self.max_rows, self.max_tokens = ranks, max_rows, max_tokens
         self.collate = Collator(pad_id, ranks.device, grammar)
-        model.to(ranks.device)  # type: ignore[arg-type]  # transformers' wrapper of Module.to lost its signature
-        self.scorer = shard(TokenScorer(model, temperature=temperature), ranks)
+        self.scorer = shard(TokenScorer(model, temperature=temperature), ranks, sharding or ShardingConfig())
         self.scorer.eval()
 
     @torch.no_grad()
@@ -124,7 +147,7 @@ class ShardedPolicy:
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights, unsharded, under the model's own names; every rank must call it and gets them."""
-        return {model_name(name): _full(tensor.detach()) for name, tensor in self.scorer.state_dict().items()}
+        return {model_name(name): full(tensor.detach()) for name, tensor in self.scorer.state_dict().items()}
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters under the model's own names, tied copies left out."""
@@ -134,7 +157,7 @@ class ShardedPolicy:
         """Takes over full weights; names that are tied copies may be missing."""
         with torch.no_grad():
             for name, parameter in self.named_weights():
-                assign(parameter, weights[name])
+                parameter.copy_(like(parameter, weights[name]))
 
     def _passes(self, pairs: Pairs, chosen: np.ndarray, *, max_rows: int) -> Iterator[tuple[np.ndarray, bool]]:
         """This rank's micro-batches of the chosen pairs, as many as on every other rank.
@@ -192,18 +215,26 @@ class Actor(ShardedPolicy):
             grammar=grammar,
             max_rows=config.log_prob_micro_batch_size,
             max_tokens=config.max_tokens,
+            sharding=config.sharding,
         )
         self.config = config
-        self.optimizer = torch.optim.AdamW(self.scorer.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, weight_decay=config.weight_decay)
+        self.num_nan_steps = 0
+        """Optimizer steps skipped since the last one that was taken."""
 
-    def with_old_log_probs(self, batch: StepBatch) -> StepBatch:
+    def with_old_log_probs(self, batch: StepBatch, *, always: bool = False) -> StepBatch:
         """The batch with `old_log_probs`, where the update needs a pass for them.
 
         With one epoch of one mini-batch nothing has been learnt yet when the loss is taken: the old log-probs are
         the current ones, and `update` uses those.
+
+        Args:
+            batch: Rows to learn from.
+            always: Make the pass in that case too: something else needs them before the loss (KL in the reward).
         """
         self.collate.forget()
-        return batch if self._is_one_step(batch) else replace(batch, old_log_probs=self.log_probs(batch))
+        return batch if self._is_one_step(batch) and not always else replace(batch, old_log_probs=self.log_probs(batch))
 
     def update(self, batch: StepBatch, *, seed: int = 0, update: int = 0) -> dict[str, float]:
         """Learns from the rows: one optimizer step per mini-batch.
@@ -215,7 +246,10 @@ class Actor(ShardedPolicy):
             update: Number of the update.
 
         Returns:
-            Metrics over all ranks and mini-batches.
+            Metrics over all ranks and mini-batches that were learnt from; NaN where there are none.
+
+        Raises:
+            NotFinite: Too many steps in a row had to be skipped, those of earlier updates included.
         """
         real = np.flatnonzero(batch.row_weight > 0)
         if len(real) == 0:
@@ -228,27 +262,42 @@ class Actor(ShardedPolicy):
             if len(real) > self.config.mini_batch_size:
                 order = np.random.default_rng((_ROW_ORDER, seed, update, epoch)).permutation(real)
             for start in range(0, len(order), self.config.mini_batch_size):
-                self._optimizer_step(batch.select(order[start : start + self.config.mini_batch_size]), totals)
+                rows = batch.select(order[start : start + self.config.mini_batch_size])
+                totals = self._optimizer_step(rows, totals)
         return totals.metrics(self.ranks)
 
     def _is_one_step(self, batch: StepBatch) -> bool:
         return self.config.epochs == 1 and int(np.count_nonzero(batch.row_weight)) <= self.config.mini_batch_size
 
-    def _optimizer_step(self, rows: StepBatch, totals: UpdateTotals) -> None:
+    def _optimizer_step(self, rows: StepBatch, totals: UpdateTotals) -> UpdateTotals:
+        """One step, or none on any rank where the loss of one, or the gradient, is not finite."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.accumulate_gradients(rows, totals)
-        norm = float(_full(torch.nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.grad_clip)))
-        if math.isfinite(norm):
-            self.optimizer.step()
-            totals.grad_norms.append(norm)
+        counted = copy.deepcopy(totals)
+        loss = self.accumulate_gradients(rows, counted)
+        norm = float(full(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
+        if self.ranks.all_of(math.isfinite(loss) and math.isfinite(norm)):
+            with state_on(self.optimizer, self.ranks.device) if self._moves_state else nullcontext():
+                self.optimizer.step()
+            counted.grad_norms.append(norm)
+            self.num_nan_steps = 0
         else:
-            totals.num_skipped_steps += 1
+            counted = totals
+            counted.num_skipped_steps += 1
+            self.num_nan_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
+        if self.num_nan_steps >= self.config.max_nan_steps:
+            raise NotFinite(self.num_nan_steps)
+        return counted
 
-    def accumulate_gradients(self, rows: StepBatch, totals: UpdateTotals) -> None:
-        """Adds the gradient of one mini-batch, in micro-batches over all ranks."""
+    @property
+    def _moves_state(self) -> bool:
+        return self.config.optimizer_offload and not self.config.sharding.param_offload
+
+    def accumulate_gradients(self, rows: StepBatch, totals: UpdateTotals) -> float:
+        """Adds the gradient of one mini-batch, in micro-batches; returns this rank's part of its loss."""
         lengths = np.asarray([len(reply) for reply in rows.reply_ids])
         totals.num_mini_batches += 1
+        sum_of_losses = 0.0
         coefficients = row_coefficients(lengths, rows.row_weight, loss_agg_mode=self.config.loss.loss_agg_mode)
         pairs = distinct_pairs(rows)
         rows_of_pair: list[list[int]] = [[] for _ in range(len(pairs))]
@@ -269,6 +318,8 @@ class Actor(ShardedPolicy):
             )
             # FSDP averages gradients over the ranks; each rank holds its share of one sum.
             (loss * self.ranks.world).backward()
+            sum_of_losses += float(loss.detach())
+        return sum_of_losses
 
     def _loss(
         self,
@@ -351,7 +402,7 @@ class UpdateTotals:
         *sums, weight = ranks.sum([*self.sums, self.weight])
         (ratio,) = ranks.max([self.largest_ratio])
         metrics = {
-            name: float(total / (self.num_mini_batches if name in self.LOSSES else weight))
+            name: _ratio(total, self.num_mini_batches if name in self.LOSSES else weight)
             for name, total in zip(self.NAMES, sums, strict=True)
         }
         metrics["actor/ratio_max"] = float(ratio)
@@ -361,58 +412,13 @@ class UpdateTotals:
         return metrics | self.mismatch.metrics(ranks)
 
 
-def shard(scorer: TokenScorer, ranks: Ranks) -> TokenScorer:
-    """Applies FSDP2: each transformer layer is a unit, the rest (embeddings, norm, output) is the root's.
-
-    On a GPU the layers compute in bfloat16 from float32 weights, and gradients are reduced in float32.
-    """
-    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    precision = mixed if ranks.device.type == "cuda" else MixedPrecisionPolicy()
-    for layer in layers(scorer.policy):
-        fully_shard(layer, mesh=ranks.mesh, mp_policy=precision)
-    fully_shard(scorer, mesh=ranks.mesh, mp_policy=precision)
-    return scorer
-
-
-def layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The transformer layers of a model, as transformers names their classes; empty where it names none."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Makes each layer keep its input alone and compute the rest again in the backward pass.
-
-    transformers does that in training mode only, which would also turn dropout on: log-probs must not be noisy.
-
-    Raises:
-        ShopGymError: The model does not say which of its modules are layers.
-    """
-    found = layers(model)
-    if not found:
-        raise ShopGymError(
-            f"actor_rollout_ref.model.enable_gradient_checkpointing: {type(model).__name__} names no layers to "
-            "compute again; leave it out"
-        )
-    for layer in found:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+def _ratio(total: float, count: float) -> float:
+    return float(total / count) if count else float("nan")
 
 
 def model_name(name: str) -> str:
     """Name of a weight in the model, from its name in the scorer."""
     return name.removeprefix("policy.")
-
-
-def assign(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Writes a full tensor into a sharded one."""
-    value = value.to(parameter.device, parameter.dtype)
-    if isinstance(parameter, DTensor):
-        value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
-    parameter.copy_(value)
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _tokens_of_rows(reply_lengths: list[int], members: list[list[int]]) -> np.ndarray:

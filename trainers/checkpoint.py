@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainers.actor import Actor
 from trainers.evaluation import read_evaluation
 from trainers.files import atomic_directory
 from trainers.models import save_policy
+from trainers.sharding import full, like
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def load_optimizer(checkpoint: Path, actor: Actor) -> None:
     for name, parameter in actor.named_weights():
         if f"step.{name}" in moments:
             actor.optimizer.state[parameter] = {"step": moments[f"step.{name}"].clone()} | {
-                key: _like(parameter, moments[f"{key}.{name}"]) for key in _MOMENTS
+                key: like(parameter, moments[f"{key}.{name}"]) for key in _MOMENTS
             }
 
 
@@ -207,14 +207,5 @@ def _full_moments(actor: Actor) -> dict[str, torch.Tensor]:
         if state:
             moments[f"step.{name}"] = torch.as_tensor(state["step"]).cpu().clone()
             for key in _MOMENTS:
-                tensor = state[key]
-                full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-                moments[f"{key}.{name}"] = full.cpu().contiguous()
+                moments[f"{key}.{name}"] = full(state[key]).cpu().contiguous()
     return moments
-
-
-def _like(parameter: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-    full = full.to(parameter.device)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(full, parameter.device_mesh, parameter.placements)
-    return full.clone()

@@ -52,6 +52,14 @@ class Ranks:
         """float64 maxima over all ranks."""
         return np.max([np.asarray(share, dtype=np.float64) for share in self.gather(list(values))], axis=0)
 
+    def all_of(self, claim: bool) -> bool:
+        """Whether it holds on every rank; all ranks must ask."""
+        return all(self.gather(claim))
+
+    def any_of(self, claim: bool) -> bool:
+        """Whether it holds on some rank; all ranks must ask."""
+        return any(self.gather(claim))
+
     def barrier(self) -> None:
         """Waits until all ranks are here."""
         if self.world > 1:

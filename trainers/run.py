@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
-from trainers.actor import Actor, ActorConfig, Reference, checkpoint_layers
+from trainers.actor import Actor, ActorConfig, Reference
 from trainers.checkpoint import (
     RunState,
     find_checkpoint,
@@ -26,6 +26,7 @@ from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_ot
 from trainers.ranks import Ranks
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
+from trainers.sharding import ShardingConfig, checkpoint_layers
 from trainers.worlds import GoalOrder, fixed_goals, make_grammar, make_manager, open_world, require_positions
 
 if TYPE_CHECKING:
@@ -160,6 +161,9 @@ def open_learners(
         ranks,
         max_rows=settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu,
         max_tokens=config.max_tokens,
+        sharding=ShardingConfig(
+            dtype=config.sharding.dtype, param_offload=settings.actor_rollout_ref.ref.fsdp_config.param_offload
+        ),
         **shared,
     )
     return actor, reference

@@ -33,6 +33,7 @@ RECIPES = Path(__file__).parent / "recipes"
 AdvantageMode = Literal["mean_norm", "mean_std_norm"]
 Baseline = Literal["episode", "step"]
 KlKind = Literal["low_var_kl", "kl", "abs", "mse"]
+ComputeType = Literal["auto", "bfloat16", "float32"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
@@ -200,17 +201,18 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorFsdpSettings:
-    param_offload: bool = setting(False, "keep weights on the CPU", only=(False,), why_only="not in this version")
-    optimizer_offload: bool = setting(
-        False, "keep optimizer state on the CPU", only=(False,), why_only="not in this version"
+    dtype: ComputeType = setting(
+        "auto",
+        "what layers compute in, of actor and reference; auto is bfloat16 on a GPU. Weights stay float32",
+        only=get_args(ComputeType),
     )
+    param_offload: bool = setting(False, "keep weights and optimizer state on the CPU, and optimise there")
+    optimizer_offload: bool = setting(False, "keep optimizer state on the CPU, but for the moment of a step")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefFsdpSettings:
-    param_offload: bool = setting(
-        False, "keep the reference's weights on the CPU", no_effect="they stay where the actor's are"
-    )
+    param_offload: bool = setting(False, "keep the reference's weights on the CPU")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +286,9 @@ class TrainerSettings:
     total_updates: int = setting(150, "updates of the whole run", at_least=0)
     test_freq: int = setting(
         5, "updates between validations, the last update included; 0 or less is none but that of val_before_train"
+    )
+    max_nan_steps: int = setting(
+        5, "optimizer steps in a row with a loss or gradient that is not finite, after which the run stops", at_least=1
     )
     save_freq: int = setting(10, "updates between checkpoints; 0 or less saves at the end only")
     val_before_train: bool = setting(True, "validate before the first update, whatever test_freq is")

@@ -148,6 +148,11 @@ class Shop:
             **{name: self._arguments[name] for name in settings},
         }
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `open_shop` was given, defaults included."""
+        return dict(self._arguments)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies are the shop itself, and another process opens its own: nothing is copied byte by byte."""
         return _reopen, (self._arguments,)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from rollout.constrained import ActionGrammar
 from rollout.engines.hf import HFEngine
 from rollout.types import GenerationRequest, NoiseKey, SamplingParams, StepBatch, ragged
-from trainers.actor import Actor, ActorConfig, Reference, UpdateTotals, checkpoint_layers, layers
+from trainers.actor import Actor, ActorConfig, NotFinite, Reference, UpdateTotals
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
 from trainers.ranks import start_ranks
@@ -27,6 +27,7 @@ from trainers.scoring import (
     micro_batches,
     require_plain_logits,
 )
+from trainers.sharding import checkpoint_layers, layers
 from webshop_env.errors import ShopGymError
 
 PAGES = [
@@ -326,13 +327,45 @@ def test_learning_makes_the_rewarded_reply_likelier(make_actor, batch):
     assert after[1] < before[1]
 
 
-def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_actor, batch):
+def spoilt(rows: StepBatch, value: float) -> StepBatch:
+    """The first four rows, one with an advantage that is no number to learn from."""
+    rows = rows.select(np.arange(4))
+    rows.advantage = np.float32([1.0, value, 1.0, 1.0])
+    return rows
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_actor, batch, value):
     actor = make_actor(loss=LossConfig(use_kl_loss=False))
     before = {name: tensor.clone() for name, tensor in actor.full_state_dict().items()}
-    rows = batch.select(np.arange(4))
-    rows.advantage = np.float32([1.0, np.nan, 1.0, 1.0])
-    assert actor.update(rows)["actor/skipped_steps"] == 1
+    metrics = actor.update(spoilt(batch, value))
+    assert (metrics["actor/skipped_steps"], metrics["actor/optimizer_steps"]) == (1, 0)
+    assert np.isnan(metrics["actor/loss"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in actor.full_state_dict().items())
+
+
+def test_a_step_that_is_skipped_does_not_count_in_the_figures_of_the_others(make_actor, batch):
+    actor = make_actor(mini_batch_size=12, loss=LossConfig(use_kl_loss=False))
+    rows = actor.with_old_log_probs(batch)
+    rows.advantage = rows.advantage.copy()
+    rows.advantage[5] = np.nan
+    metrics = actor.update(rows)
+    assert (metrics["actor/skipped_steps"], metrics["actor/optimizer_steps"]) == (1, 1)
+    assert np.isfinite([value for name, value in metrics.items() if name.startswith("actor/")]).all()
+
+
+def test_skipped_steps_in_a_row_end_the_run_and_one_that_is_taken_starts_the_count_again(make_actor, batch):
+    actor = make_actor(max_nan_steps=2, loss=LossConfig(use_kl_loss=False))
+    for rows in (spoilt(batch, np.nan), batch, spoilt(batch, np.nan)):
+        actor.update(rows)
+    with pytest.raises(NotFinite, match="2 optimizer steps in a row"):
+        actor.update(spoilt(batch, np.nan))
+
+
+def test_old_log_probs_are_taken_where_something_else_needs_them(make_actor, batch):
+    actor = make_actor()
+    assert actor.with_old_log_probs(batch).old_log_probs is None
+    assert len(actor.with_old_log_probs(batch, always=True).old_log_probs) == len(batch)
 
 
 def test_equal_rows_are_computed_once(batch):

@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from small_rows import rows
 
-from rollout.types import StepBatch, ragged
 from trainers.actor import Actor, ActorConfig
 from trainers.checkpoint import (
     CheckpointError,
@@ -42,33 +41,6 @@ def model(tokenizer):
 def new_actor(model) -> Actor:
     config = ActorConfig(lr=1e-2, loss=LossConfig(use_kl_loss=False))
     return Actor(copy.deepcopy(model).requires_grad_(True), start_ranks(), config, pad_id=0)
-
-
-def rows(seed: int) -> StepBatch:
-    rng = np.random.default_rng(seed)
-    num = 4
-    zeros, ones = np.zeros(num, np.float32), np.ones(num, bool)
-    return StepBatch(
-        prompt_ids=ragged([rng.integers(2, 200, 5).astype(np.int32) for _ in range(num)]),
-        reply_ids=ragged([rng.integers(2, 200, 3).astype(np.int32) for _ in range(num)]),
-        rollout_log_probs=ragged([np.zeros(3, np.float32)] * num),
-        admissible=ragged([None] * num),
-        group_id=np.zeros(num, np.int64),
-        episode_id=np.arange(num),
-        anchor_id=np.zeros(num, np.int64),
-        step_index=np.zeros(num, np.int32),
-        goal_index=np.zeros(num, np.int32),
-        reward=zeros,
-        episode_return=zeros,
-        episode_length=np.ones(num, np.int32),
-        format_valid=ones,
-        action_possible=ones,
-        won=ones,
-        truncated=ones,
-        task_score=zeros,
-        row_weight=np.ones(num, np.float32),
-        advantage=rng.normal(size=num).astype(np.float32),
-    )
 
 
 def save(run_dir, actor, tokenizer, updates_done: int, **fields):

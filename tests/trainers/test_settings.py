@@ -103,7 +103,6 @@ def test_aliases_of_published_keys():
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "the hf engine uses one"),
         ("actor_rollout_ref.rollout.enforce_eager=true", "the hf engine has none"),
         ("actor_rollout_ref.model.use_remove_padding=false", "share a micro-batch"),
-        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", "stay where"),
         ("env.seed=3", "WebShop-v1 draws nothing"),
     ],
 )

@@ -49,21 +49,23 @@ def complaint(main, arguments, capsys) -> str:
 def test_a_wrong_script_names_its_file(tmp_path, capsys, content, message):
     path = tmp_path / "script.json"
     path.write_bytes(content)
-    error = complaint(playback.main, [path], capsys)
+    error = complaint(playback.main, ["run", path], capsys)
     assert message in error and error.startswith(f"error: {path}: ")
 
 
 def test_an_endless_action_is_not_printed_whole(tmp_path, capsys):
     path = tmp_path / "script.json"
     path.write_text(json.dumps([f"search[{'x' * 30_000}]"]))
-    error = complaint(playback.main, [path], capsys)
+    error = complaint(playback.main, ["run", path], capsys)
     assert "action 1, search[xxx" in error and "30008 characters" in error and len(error) < 800
 
 
 def test_a_catalogue_that_the_option_names_is_not_blamed_on_the_script(tmp_path, capsys):
     path = tmp_path / "script.json"
     path.write_text("[]")
-    assert complaint(playback.main, [path, "--data", tmp_path / "no"], capsys).startswith(f"error: {tmp_path / 'no'}: ")
+    assert complaint(playback.main, ["run", path, "--data", tmp_path / "no"], capsys).startswith(
+        f"error: {tmp_path / 'no'}: "
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_a_closed_directory_is_one_line(tmp_path, capsys):
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     path = tmp_path / "script.json"
     path.write_text(json.dumps(["search[mug]"]))
-    command = [sys.executable, "-m", "webshop_env.playback", str(path)]
+    command = [sys.executable, "-m", "webshop_env.playback", "run", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as playing:
         playing.stdout.close()
         assert playing.stderr.read() == b""

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from webshop_env.playback import main
+from webshop_env import WebShopTextEnv, open_shop
+from webshop_env.episodes import EpisodeRecorder, read_episodes, write_episodes
+from webshop_env.playback import Script, main, record, verify
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "scripts" / "buy_one.json"
 
 
 def test_the_example_buys_the_goal(capsys):
-    assert main([str(SCRIPT)]) == 0
+    assert main(["run", str(SCRIPT)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("goal 3 (") and out.rstrip().endswith("sum of rewards 1.0, score 1.0, won True")
     for number, action in enumerate(json.loads(SCRIPT.read_text())["actions"], start=1):
@@ -24,14 +26,14 @@ def test_the_example_buys_the_goal(capsys):
 def test_a_bare_list_is_played_on_goal_0(tmp_path, capsys):
     path = tmp_path / "script.json"
     path.write_text('["search[lamp]"]')
-    assert main([str(path)]) == 0
+    assert main(["run", str(path)]) == 0
     assert "goal 0 (" in capsys.readouterr().out
 
 
 def test_an_impossible_action_is_one_line_and_code_2(tmp_path, capsys):
     path = tmp_path / "script.json"
     path.write_text('["click[red]"]')
-    assert main([str(path)]) == 2
+    assert main(["run", str(path)]) == 2
     error = capsys.readouterr().err
     assert error == (
         f"error: {path}: action 1, click[red]: this page does not offer click[red]; available: search[<your query>]\n"
@@ -53,11 +55,157 @@ def test_an_impossible_action_is_one_line_and_code_2(tmp_path, capsys):
 def test_a_wrong_script_is_one_clear_line(tmp_path, capsys, content, message):
     path = tmp_path / "script.json"
     path.write_text(content)
-    assert main([str(path)]) == 2
+    assert main(["run", str(path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
 
 def test_a_missing_script_is_one_clear_line(tmp_path, capsys):
-    assert main([str(tmp_path / "none.json")]) == 2
+    assert main(["run", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.fixture
+def recorded(tmp_path) -> Path:
+    """The example as an episode file."""
+    path = tmp_path / "episodes.jsonl"
+    assert main(["record", str(SCRIPT), "--out", str(path)]) == 0
+    return path
+
+
+def changed(path: Path, change) -> Path:
+    """The first episode of a file with something else in it."""
+    record = json.loads(path.read_text().splitlines()[0])
+    change(record)
+    path.write_text(json.dumps(record) + "\n")
+    return path
+
+
+def test_what_was_recorded_is_verified_played_and_shown(recorded, capsys):
+    assert main(["verify", str(recorded)]) == 0
+    assert "1 episodes, 7 steps played again, 0 differ" in capsys.readouterr().out
+    assert main(["run", str(recorded)]) == 0
+    played = capsys.readouterr().out
+    assert main(["show", str(recorded)]) == 0
+    shown = capsys.readouterr().out
+    assert played.splitlines()[-1] == shown.splitlines()[-1] == "sum of rewards 1.0, score 1.0, won True"
+    assert played.split("\n\n")[1:] == shown.split("\n\n")[1:], "a page at a time, from the record or played again"
+
+
+def test_an_episode_file_is_recorded_again_as_it_is(recorded, tmp_path):
+    again = tmp_path / "again.jsonl"
+    assert main(["record", str(recorded), "--out", str(again)]) == 0
+    assert again.read_text() == recorded.read_text()
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_every_kind_of_episode_survives_the_file(version, tmp_path):
+    scripts = [
+        Script(actions=("search[<r>]", "click[next >]"), env_id=f"WebShop-{version}", seed=5),
+        Script(actions=("search[\ud83d lamp é]", "click[nothing]", "nonsense"), env_id=f"WebShop-{version}"),
+        Script(
+            actions=("search[lamp]",) * 3,
+            env_id=f"WebShop-{version}",
+            settings={"goals": "human", "max_steps": 2, "show_attrs": True, "observation_mode": "text_rich"},
+            reset_options={"goal_index": 7},
+        ),
+    ]
+    episodes = [record(script) for script in scripts]
+    path = tmp_path / "episodes.jsonl"
+    assert write_episodes(path, episodes) == 3
+    read = list(read_episodes(path))
+    assert read == episodes
+    assert [verify(episode) for episode in read] == [None] * 3
+    assert [step.truncated for step in read[2].steps] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda e: e["steps"][2].update(
+                observation=e["steps"][2]["observation"].replace("Price: $40", "Price: $41")
+            ),
+            "step 2, click[b0pa24va31]: observation differs",
+        ),
+        (lambda e: e["steps"][0].update(available_actions=[]), "the reset: available_actions differs"),
+        (lambda e: e["steps"][4]["available_actions"].pop(), "step 4, click[< prev]: available_actions differs"),
+        (lambda e: e["steps"][6].update(reward=0.75), "step 7, click[buy now]: reward differs"),
+        (lambda e: e["steps"][6].update(terminated=False), "step 7, click[buy now]: terminated differs"),
+        (lambda e: e["steps"][5].update(reason="no"), "step 6, click[3 x 5 feet]: whether the action is possible"),
+        (lambda e: e["reward_breakdown"].update(r_type=0.5), "the end: reward_breakdown differs"),
+        (lambda e: e.update(goal_id="0" * 16), "the reset: goal_id differs"),
+        (lambda e: e.update(catalogue_hash="0" * 64), "the catalogue: catalogue_hash differs"),
+    ],
+)
+def test_the_first_step_that_differs_is_told(recorded, capsys, change, told):
+    changed(recorded, change)
+    capsys.readouterr()
+    assert main(["verify", str(recorded)]) == 1
+    out = capsys.readouterr().out
+    assert told in out and "1 differ" in out
+
+
+def test_a_difference_in_a_long_page_is_shown_where_it_is(recorded, capsys):
+    change = lambda e: e["steps"][2].update(observation=e["steps"][2]["observation"].replace("$40.99", "$41.99"))  # noqa: E731
+    changed(recorded, change)
+    main(["verify", str(recorded)])
+    out = capsys.readouterr().out
+    assert "recorded …" in out and "Price: $41.99" in out and "Price: $40.99" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda e: e.pop("steps"), "line 1: steps must be a list"),
+        (lambda e: e["steps"][1].pop("action"), "line 1: step 2: action is missing"),
+        (lambda e: e["steps"][1].update(reward=True), "line 1: step 2: reward is missing or of the wrong kind"),
+        (lambda e: e.update(shopgym_episode=99), "line 1: format 99, this version reads 1"),
+        (lambda e: e.update(notes=[3]), "line 1: notes is missing or of the wrong kind"),
+        (lambda e: e.update(env_id="CartPole-v1"), "env_id must be one of WebShop-v0, WebShop-v1"),
+        (lambda e: e["settings"].update(version="v0"), "episode 1: settings: the version is that of env_id"),
+        (lambda e: e["settings"].update(max_step=3), "no setting 'max_step'"),
+    ],
+)
+def test_a_wrong_episode_is_one_clear_line(recorded, capsys, change, message):
+    changed(recorded, change)
+    capsys.readouterr()
+    assert main(["verify", str(recorded)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and error.startswith(f"error: {recorded}")
+
+
+def test_a_line_that_was_cut_while_it_was_written_is_left_out(recorded, capsys):
+    whole = recorded.read_text()
+    recorded.write_text(whole + whole[:500])
+    assert len(list(read_episodes(recorded))) == 1
+    recorded.write_text(whole[:500] + "\n" + whole)
+    capsys.readouterr()
+    assert main(["show", str(recorded)]) == 2
+    assert "line 1: not JSON" in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_is_not_written_over(recorded, capsys):
+    before = recorded.read_text()
+    capsys.readouterr()
+    assert main(["record", str(SCRIPT), "--out", str(recorded)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert recorded.read_text() == before
+
+
+def test_one_episode_of_many_is_shown(recorded, capsys):
+    recorded.write_text(recorded.read_text() * 2)
+    capsys.readouterr()
+    assert main(["show", str(recorded), "--episode", "2"]) == 0
+    assert capsys.readouterr().out.count("played by script") == 1
+    assert main(["show", str(recorded), "--episode", "3"]) == 2
+    assert "holds no episode 3" in capsys.readouterr().err
+
+
+def test_a_recorded_shared_shop_is_opened_again_with_its_own_settings(tmp_path):
+    shop = open_shop(version="v0", preseed=3, goals="human")
+    recorder = EpisodeRecorder(WebShopTextEnv(version="v0", shop=shop), made_by="test", reset_options={"goal_index": 1})
+    recorder.step("search[lamp]")
+    episode = recorder.episode()
+    assert (episode.settings["preseed"], episode.settings["goals"]) == (3, "human")
+    assert verify(episode) is None

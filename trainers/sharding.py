@@ -1,0 +1,90 @@
+"""How a model is spread over the ranks with FSDP2, what it computes in, and where its weights wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from trainers.ranks import Ranks
+from trainers.settings import ActorFsdpSettings, ComputeType
+from webshop_env.errors import ShopGymError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from trainers.scoring import TokenScorer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingConfig:
+    """How a policy's weights are kept."""
+
+    dtype: ComputeType = ActorFsdpSettings.dtype
+    """What layers compute in: bfloat16, float32, or auto (bfloat16 on a GPU). Weights are float32 in any case."""
+    param_offload: bool = ActorFsdpSettings.param_offload
+    """Keep weights, and with them gradients and optimizer state, on the CPU; a layer visits the GPU when it is used."""
+
+
+def shard(scorer: TokenScorer, ranks: Ranks, config: ShardingConfig) -> TokenScorer:
+    """Applies FSDP2 in place: each transformer layer is a unit, the rest (embeddings, norm, output) is the root's."""
+    precision, offload = mixed_precision(config.dtype, ranks.device), OffloadPolicy()
+    if config.param_offload:
+        offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+    else:  # with offloading, layers go to the GPU one by one
+        scorer.to(ranks.device)
+    for layer in layers(scorer.policy):
+        fully_shard(layer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
+    fully_shard(scorer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
+    return scorer
+
+
+def mixed_precision(dtype: ComputeType, device: torch.device) -> MixedPrecisionPolicy:
+    """bfloat16 copies of float32 weights for the passes, with gradients added up in float32; or float32 throughout."""
+    if dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda"):
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy()
+
+
+def layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer layers of a model, as transformers names their classes; empty where it names none."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Makes each layer keep its input alone and compute the rest again in the backward pass.
+
+    transformers does that in training mode only, which would also turn dropout on: log-probs must not be noisy.
+
+    Raises:
+        ShopGymError: The model does not say which of its modules are layers.
+    """
+    found = layers(model)
+    if not found:
+        raise ShopGymError(
+            f"actor_rollout_ref.model.enable_gradient_checkpointing: {type(model).__name__} names no layers to "
+            "compute again; leave it out"
+        )
+    for layer in found:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that may be sharded; every rank must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A whole tensor sharded, placed and typed as a parameter is."""
+    if not isinstance(parameter, DTensor):
+        return value.to(parameter.device, parameter.dtype, copy=True)
+    value = value.to(parameter.device_mesh.device_type, parameter.dtype)
+    # Offloaded parameters lie on the CPU, while their mesh is one of GPUs.
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements).to(parameter.device)
