@@ -55,6 +55,8 @@ def batch_statistics(batch: StepBatch) -> dict[str, float]:
         figures["rollout/cut_prompt_frac"] = batch.prompt_is_cut.mean()
     if batch.reply_is_cut is not None:
         figures["rollout/cut_reply_frac"] = batch.reply_is_cut.mean()
+    if batch.row_kl is not None:
+        figures["rollout/reward_kl_nats"] = batch.row_kl.sum() / max(1, reply_lengths.sum())
     if batch.problem is not None:
         figures |= _shares("invalid", (p for p in batch.problem if p is not None), len(batch))
     if batch.reason is not None:

@@ -183,6 +183,8 @@ class StepBatch:
     """object [N] of float32 [R_i]: the actor's, before any optimizer step."""
     ref_log_probs: np.ndarray | None = None
     """object [N] of float32 [R_i]: the frozen reference's."""
+    row_kl: np.ndarray | None = None
+    """float32 [N]: KL of the old policy to the reference over the row's reply, nats; only where rewards include it."""
 
     def __len__(self) -> int:
         return len(self.group_id)

@@ -19,12 +19,15 @@ from typing import get_args
 import numpy as np
 
 from rollout.types import StepBatch
+from trainers.kl_in_reward import row_kl
 from trainers.settings import (
     ActorSettings,
     AdvantageMode,
     AlgorithmSettings,
     Baseline,
     GigpoSettings,
+    KlControlSettings,
+    KlKind,
     ProjectionSettings,
     Settings,
 )
@@ -57,6 +60,12 @@ class AdvantageConfig:
     """Malformed replies that the length limit ended are penalised too."""
     strict: bool = ProjectionSettings.strict
     """Actions that the page does not offer are penalised too."""
+    use_kl_in_reward: bool = AlgorithmSettings.use_kl_in_reward
+    """Take the KL to the reference from each row's episode score (`kl_in_reward.py`)."""
+    kl_coef: float = KlControlSettings.kl_coef
+    """Reward units that a nat of it costs, at least 0."""
+    kl_penalty: KlKind = AlgorithmSettings.kl_penalty
+    """How it is estimated."""
 
     def __post_init__(self) -> None:
         if self.adv_estimator not in ESTIMATORS:
@@ -73,6 +82,10 @@ class AdvantageConfig:
             raise ValueError(f"similarity_thresh must be in (0, 1], got {self.similarity_thresh}")
         if self.invalid_action_penalty_coef < 0.0:
             raise ValueError(f"invalid_action_penalty_coef must be at least 0, got {self.invalid_action_penalty_coef}")
+        if self.kl_coef < 0.0:
+            raise ValueError(f"kl_coef must be at least 0, got {self.kl_coef}")
+        if self.kl_penalty not in get_args(KlKind):
+            raise ValueError(f"kl_penalty must be one of {', '.join(get_args(KlKind))}, got {self.kl_penalty!r}")
 
     @classmethod
     def of(cls, settings: Settings) -> AdvantageConfig:
@@ -89,25 +102,29 @@ class AdvantageConfig:
             invalid_action_penalty_coef=actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0,
             penalise_cut=settings.env.projection.penalise_cut,
             strict=settings.env.projection.strict,
+            use_kl_in_reward=settings.algorithm.use_kl_in_reward,
+            kl_coef=settings.algorithm.kl_ctrl.kl_coef,
+            kl_penalty=settings.algorithm.kl_penalty,
         )
 
 
 def with_advantages(batch: StepBatch, config: AdvantageConfig) -> StepBatch:
     """The batch with `step_return` and `advantage` filled in: the one call that the main loop makes.
 
-    `step_return` is the discounted return less the penalty of its own row. Rows of weight 0 get 0 in both columns
-    and have no influence on the others, as if they were not there.
+    `step_return` is the discounted return less the penalty of its own row; `row_kl` is there with the KL in reward.
+    Rows of weight 0 get 0 in these columns and have no influence on the others, as if they were not there.
     """
-    step_return = np.zeros(len(batch), dtype=np.float32)
-    advantage = np.zeros(len(batch), dtype=np.float32)
+    step_return, advantage, kl = np.zeros((3, len(batch)), dtype=np.float32)
     real = np.flatnonzero(batch.row_weight > 0)
     if len(real):
         rows = batch.select(real)
         returns = discounted_returns(rows.reward, rows.episode_id, rows.step_index, gamma=config.gamma)
-        rows = replace(rows, step_return=returns - penalties(rows, config))
+        if config.use_kl_in_reward:
+            kl[real] = row_kl(rows, kind=config.kl_penalty)
+        rows = replace(rows, step_return=returns - penalties(rows, config), row_kl=kl[real])
         step_return[real] = rows.step_return
         advantage[real] = ESTIMATORS[config.adv_estimator](rows, config)
-    return replace(batch, step_return=step_return, advantage=advantage)
+    return replace(batch, step_return=step_return, advantage=advantage, row_kl=kl if config.use_kl_in_reward else None)
 
 
 def discounted_returns(
@@ -232,9 +249,11 @@ def reinforce_plus_plus(batch: StepBatch, config: AdvantageConfig) -> np.ndarray
     """What each step still had ahead of it, against all rows of the update: no groups; always divided by the deviation.
 
     Hu et al., "REINFORCE++" (arXiv 2501.03262): returns normalised over the whole batch. There a return is discounted
-    from token to token within one reply; here it is `step_return`, discounted from step to step of the environment.
+    from token to token within one reply; here it is `step_return`, discounted from step to step of the environment,
+    less the row's own KL where that is part of the reward.
     """
-    return compare_within_groups(_step_scores(batch), np.zeros(len(batch), dtype=np.int64), mode="mean_std_norm")
+    values = _step_scores(batch) - _kl_costs(batch, config)
+    return compare_within_groups(values, np.zeros(len(batch), dtype=np.int64), mode="mean_std_norm")
 
 
 ESTIMATORS: dict[str, Callable[[StepBatch, AdvantageConfig], np.ndarray]] = {
@@ -263,7 +282,8 @@ class _EpisodeGroups:
 
 
 def _compare_episodes(batch: StepBatch, config: AdvantageConfig) -> _EpisodeGroups:
-    scores = batch.episode_return - penalties(batch, config)
+    kl_costs = _kl_costs(batch, config)
+    scores = batch.episode_return - penalties(batch, config) - kl_costs
     _, first_rows = np.unique(batch.episode_id, return_index=True)
     returns = batch.episode_return[first_rows]
     by_episode, mean, std, is_constant_return = _group_moments(returns, batch.group_id[first_rows])
@@ -271,11 +291,24 @@ def _compare_episodes(batch: StepBatch, config: AdvantageConfig) -> _EpisodeGrou
     counts = np.bincount(by_episode)
     is_zero = is_constant | (counts == 1)
     values = batch.episode_return
+    if config.use_kl_in_reward:  # a reward, unlike the penalty: an episode counts with the mean of its rows
+        episode, episode_kl, _, _ = _group_moments(kl_costs, batch.episode_id)
+        values = values - episode_kl[episode].astype(np.float32)
+        _, mean, _, _ = _group_moments(values[first_rows], batch.group_id[first_rows])
     if config.baseline == "step":
         values, mean, std, counts = scores, row_mean, row_std, np.bincount(group)
-    else:  # where only a penalty tells the rows apart there is no spread of returns to divide by
+    else:  # where only a penalty, or the KL, tells the rows apart there is no spread of returns to divide by
         std = np.where(is_constant_return, 1.0 - EPSILON, std)
     return _EpisodeGroups(scores, values, mean[group], std[group], counts[group], is_zero[group])
+
+
+def _kl_costs(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
+    """float32 [N]: what each row pays for its distance to the reference."""
+    if not config.use_kl_in_reward:
+        return np.zeros(len(batch), dtype=np.float32)
+    if batch.row_kl is None:
+        raise ValueError("row_kl is missing: with_advantages(batch, config) fills it in")
+    return np.float32(config.kl_coef) * batch.row_kl
 
 
 def _step_scores(batch: StepBatch) -> np.ndarray:

@@ -55,7 +55,7 @@ def train(run: Run) -> Evaluation | None:
         with log.phase("collect", update):
             batch, metrics = collect(run, update, sampling)
         with log.phase("old_log_probs", update):
-            batch = run.actor.with_old_log_probs(batch)
+            batch = run.actor.with_old_log_probs(batch, always=settings.algorithm.use_kl_in_reward)
         if run.reference is not None:
             with log.phase("reference", update):
                 batch = run.reference.with_log_probs(batch)

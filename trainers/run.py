@@ -146,7 +146,7 @@ def open_learners(
     tokenizer: PreTrainedTokenizerBase,
     grammar: ActionGrammar | None,
 ) -> tuple[Actor, Reference | None]:
-    """The policy that learns, sharded, and the frozen one where the loss needs it."""
+    """The policy that learns, sharded, and the frozen one where the loss or the reward needs it."""
     shared: dict[str, Any] = {
         "pad_id": int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
         "temperature": settings.actor_rollout_ref.rollout.temperature,
@@ -154,7 +154,7 @@ def open_learners(
     }
     config = ActorConfig.of(settings)
     actor = Actor(policy, ranks, config, **shared)
-    if not config.loss.use_kl_loss:
+    if not (config.loss.use_kl_loss or settings.algorithm.use_kl_in_reward):
         return actor, None
     reference = Reference(
         load_model(settings.actor_rollout_ref.model.path),

@@ -175,11 +175,19 @@ class FilterSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KlControlSettings:
+    type: str = setting("fixed", "how its weight changes", only=("fixed",), why_only="the weight stays as it is")
+    kl_coef: float = setting(0.001, "weight of the KL in the reward, reward units a nat", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings:
     adv_estimator: str = setting("gigpo", "advantage estimator", only=("gigpo", "grpo", "rloo", "reinforce++"))
     gamma: float = setting(0.95, "discount per environment step", above=0, at_most=1)
     gigpo: GigpoSettings = group(GigpoSettings)
-    use_kl_in_reward: bool = setting(False, "KL as part of the reward", only=(False,), why_only="not in this version")
+    use_kl_in_reward: bool = setting(False, "take the KL to the frozen reference from the reward")
+    kl_penalty: KlKind = setting("kl", "estimator of that KL", only=get_args(KlKind))
+    kl_ctrl: KlControlSettings = group(KlControlSettings)
     filter_groups: FilterSettings = group(FilterSettings)
 
 
@@ -493,6 +501,10 @@ def _without_effect(settings: Any) -> list[str]:
     for f in dataclasses.fields(GigpoSettings):
         if f.name not in _READ_BY[algorithm.adv_estimator] and getattr(algorithm.gigpo, f.name) != f.default:
             notes.append(f"algorithm.gigpo.{f.name} does nothing here: {algorithm.adv_estimator} has no use for it")
+    if not algorithm.use_kl_in_reward:
+        for name, value in (("kl_penalty", algorithm.kl_penalty), ("kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef)):
+            if value not in ("kl", 0.001):
+                notes.append(f"algorithm.{name}={_text(value)} does nothing here: algorithm.use_kl_in_reward is false")
     if env.seed and env.env_name != "WebShop-v0":
         notes.append(f"env.seed={env.seed} does nothing here: {env.env_name} draws nothing but by its goals")
     return notes

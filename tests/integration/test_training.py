@@ -14,8 +14,12 @@ from pathlib import Path
 import pytest
 
 from trainers import gigpo_fsdp
+from trainers.advantages import AdvantageConfig
 from trainers.checkpoint import load_weights
 from trainers.models import load_model, load_tokenizer, make_small_policy, save_policy, train_tokenizer
+from trainers.ranks import start_ranks
+from trainers.run import open_learners
+from trainers.settings import resolve
 from trainers.worlds import make_manager, open_world
 from webshop_env.errors import ShopGymError
 
@@ -50,8 +54,6 @@ if os.environ.get("RANK", "0") == "0":
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
     """A random policy with a tokenizer that knows the pages' words."""
-    from trainers.settings import resolve
-
     settings, _, _ = resolve([])
     shop = open_world(settings.env)
     manager = make_manager(settings.env, settings.data, 64, count_tokens=None)
@@ -271,3 +273,35 @@ def test_what_cannot_be_is_refused_before_anything_is_written(policy, tmp_path, 
         gigpo_fsdp.main([*arguments, word])
     assert "\n" not in str(caught.value)
     assert not run.exists()
+
+
+def test_the_kl_in_the_reward_needs_a_reference_and_leaves_the_loss_alone(policy, tmp_path):
+    run, settings = tmp_path / "run", ["actor_rollout_ref.actor.use_kl_loss=false", "algorithm.use_kl_in_reward=true"]
+    one_step = ["actor_rollout_ref.actor.ppo_mini_batch_size=1000", "actor_rollout_ref.actor.ppo_epochs=1"]
+    quick = [
+        "trainer.val_before_train=false",
+        "trainer.test_freq=0",
+        "trainer.logger=[console]",
+        "trainer.total_updates=2",
+    ]
+    gigpo_fsdp.main([*words(policy, run), *quick, *one_step, *settings, "algorithm.kl_ctrl.kl_coef=0.5"])
+    lines = metrics(run)
+    assert lines[0]["rollout/reward_kl_nats"] == pytest.approx(0.0, abs=1e-6)
+    assert max(abs(line["rollout/reward_kl_nats"]) for line in lines) > 1e-4
+    assert all(line["actor/kl_to_reference_nats"] == 0.0 for line in lines if "actor/loss" in line)
+
+
+@pytest.mark.parametrize(("in_loss", "in_reward"), [(False, False), (True, False), (False, True), (True, True)])
+def test_there_is_a_reference_only_where_a_kl_needs_it(policy, tmp_path, in_loss, in_reward):
+    settings, *_ = resolve(
+        [
+            *words(policy, tmp_path),
+            f"actor_rollout_ref.actor.use_kl_loss={in_loss}",
+            f"algorithm.use_kl_in_reward={in_reward}",
+        ]
+    )
+    tokenizer = load_tokenizer(str(policy))
+    actor, reference = open_learners(settings, start_ranks(), load_model(str(policy)), tokenizer, None)
+    assert (reference is not None) == (in_loss or in_reward)
+    assert actor.config.loss.use_kl_loss == in_loss
+    assert AdvantageConfig.of(settings).use_kl_in_reward == in_reward

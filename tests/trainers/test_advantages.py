@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_rows import rows_of
 
 from rollout.types import StepBatch, ragged
 from trainers.advantages import (
@@ -24,44 +25,6 @@ from trainers.advantages import (
     with_advantages,
 )
 from trainers.settings import AlgorithmSettings, resolve
-
-
-def rows_of(episodes: list[dict], *, anchor_texts: tuple[str, ...] = ()) -> StepBatch:
-    """A batch from episodes such as {"group": 0, "rewards": [0, 10], "anchors": [1, 2], "valid": [True, False]}."""
-    columns: dict[str, list] = {name: [] for name in ("group", "episode", "anchor", "step", "reward", "ret", "n", "ok")}
-    for number, episode in enumerate(episodes):
-        rewards = episode["rewards"]
-        for step, reward in enumerate(rewards):
-            columns["group"].append(episode.get("group", 0))
-            columns["episode"].append(number)
-            columns["anchor"].append(episode["anchors"][step] if "anchors" in episode else 1000 * number + step)
-            columns["step"].append(step)
-            columns["reward"].append(reward)
-            columns["ret"].append(np.float32(sum(rewards)))
-            columns["n"].append(len(rewards))
-            columns["ok"].append(episode["valid"][step] if "valid" in episode else True)
-    num = len(columns["step"])
-    return StepBatch(
-        prompt_ids=ragged([np.array([1], np.int32)] * num),
-        reply_ids=ragged([np.array([2], np.int32)] * num),
-        rollout_log_probs=ragged([np.zeros(1, np.float32)] * num),
-        admissible=ragged([None] * num),
-        group_id=np.array(columns["group"], np.int64),
-        episode_id=np.array(columns["episode"], np.int64),
-        anchor_id=np.array(columns["anchor"], np.int64),
-        step_index=np.array(columns["step"], np.int32),
-        goal_index=np.zeros(num, np.int32),
-        reward=np.array(columns["reward"], np.float32),
-        episode_return=np.array(columns["ret"], np.float32),
-        episode_length=np.array(columns["n"], np.int32),
-        format_valid=np.array(columns["ok"], bool),
-        action_possible=np.ones(num, bool),
-        won=np.zeros(num, bool),
-        truncated=np.zeros(num, bool),
-        task_score=np.zeros(num, np.float32),
-        row_weight=np.ones(num, np.float32),
-        anchor_texts=anchor_texts,
-    )
 
 
 def test_one_winner_of_eight_gets_8_75_and_the_others_minus_1_25():
@@ -217,7 +180,11 @@ def random_rows(seed: int) -> StepBatch:
                     "valid": (rng.random(length) > 0.2).tolist(),
                 }
             )
-    return rows_of(episodes, anchor_texts=("alpha beta", "alpha beta!", "gamma", "delta delta"))
+    batch = rows_of(episodes, anchor_texts=("alpha beta", "alpha beta!", "gamma", "delta delta"))
+    lengths = rng.integers(1, 4, len(batch))
+    batch.old_log_probs = ragged([-rng.random(length, dtype=np.float32) for length in lengths])
+    batch.ref_log_probs = ragged([row - rng.normal(size=len(row)).astype(np.float32) for row in batch.old_log_probs])
+    return batch
 
 
 CONFIGS = [
@@ -230,12 +197,14 @@ CONFIGS = [
     *[AdvantageConfig(adv_estimator="grpo", mode=mode) for mode in ("mean_norm", "mean_std_norm")],
     *[AdvantageConfig(adv_estimator="rloo", baseline=baseline) for baseline in ("episode", "step")],
     AdvantageConfig(adv_estimator="reinforce++"),
+    *[AdvantageConfig(adv_estimator=estimator, use_kl_in_reward=True, kl_coef=0.5) for estimator in ESTIMATORS],
+    AdvantageConfig(baseline="step", mode="mean_std_norm", use_kl_in_reward=True, kl_coef=0.5),
 ]
 
 
 def name_of(config: AdvantageConfig) -> str:
     similar = "-similar" if config.enable_similarity else ""
-    return f"{config.adv_estimator}-{config.mode}-{config.baseline}{similar}"
+    return f"{config.adv_estimator}-{config.mode}-{config.baseline}{similar}{'-kl' if config.use_kl_in_reward else ''}"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)
@@ -259,6 +228,8 @@ def test_row_order_and_padding_change_nothing_at_all(config, seed):
     padded.group_id[is_padding] = [0, -5, 7]
     padded.episode_id[is_padding] = [0, 1, 10**9]
     padded.format_valid[is_padding] = False
+    for row in np.flatnonzero(is_padding):
+        padded.old_log_probs[row] = np.float32([np.nan])
     result = with_advantages(padded, config)
     assert result.advantage[~is_padding].tolist() == expected.advantage[order][places[~is_padding]].tolist()
     assert result.step_return[~is_padding].tolist() == expected.step_return[order][places[~is_padding]].tolist()
@@ -269,7 +240,11 @@ def slow_reference(batch: StepBatch, config: AdvantageConfig) -> list[float]:
     """The formulas of section 7 of the design, row by row."""
     rows = range(len(batch))
     cost = np.where(batch.format_valid, np.float32(0), np.float32(config.invalid_action_penalty_coef))
-    score, ahead = batch.episode_return - cost, np.zeros(len(batch))
+    kl = np.zeros(len(batch), np.float32)
+    if config.use_kl_in_reward:
+        pairs = zip(batch.old_log_probs, batch.ref_log_probs, strict=True)
+        kl = np.float32([config.kl_coef * np.sum(old - reference, dtype=np.float64) for old, reference in pairs])
+    score, ahead = batch.episode_return - cost - kl, np.zeros(len(batch))
     for i in sorted(rows, key=lambda i: -batch.step_index[i]):
         after = [ahead[j] for j in rows if batch.episode_id[j] == batch.episode_id[i]
                  and batch.step_index[j] == batch.step_index[i] + 1]  # fmt: skip
@@ -277,8 +252,8 @@ def slow_reference(batch: StepBatch, config: AdvantageConfig) -> list[float]:
     ahead = ahead.astype(np.float32) - cost
     page = slow_pages(batch, config)
 
-    def against(value: float, values: list[float]) -> float:
-        std = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    def against(value: float, values: list[float], spread: list[float] | None = None) -> float:
+        std = np.std(spread or values, ddof=1) if len(values) > 1 else 0.0
         return (value - np.mean(values)) / (std + 1e-6 if config.mode == "mean_std_norm" else 1.0)
 
     result = []
@@ -286,21 +261,25 @@ def slow_reference(batch: StepBatch, config: AdvantageConfig) -> list[float]:
         group = [j for j in rows if batch.group_id[j] == batch.group_id[i]]
         returns = {batch.episode_id[j]: float(batch.episode_return[j]) for j in group}
         is_zero = len(returns) == 1 or len({score[j] for j in group}) == 1
+        kl_of = {e: np.mean([float(kl[j]) for j in group if batch.episode_id[j] == e]) for e in returns}
         by_step = [float(score[j]) for j in group]
-        by_episode = list(returns.values())
+        by_episode = [value - kl_of[e] for e, value in returns.items()]
         if config.adv_estimator == "reinforce++":
-            std = np.std(ahead.astype(np.float64), ddof=1) if len(set(ahead)) > 1 else np.inf
-            result.append((float(ahead[i]) - np.mean(ahead.astype(np.float64))) / (std + 1e-6))
+            everywhere = (ahead - kl).astype(np.float64)
+            std = np.std(everywhere, ddof=1) if len(set(everywhere)) > 1 else np.inf
+            result.append((everywhere[i] - np.mean(everywhere)) / (std + 1e-6))
         elif config.adv_estimator == "rloo":
-            own, values = (score[i], by_step) if config.baseline == "step" else (batch.episode_return[i], by_episode)
-            result.append(0.0 if is_zero else score[i] - (sum(values) - float(own)) / (len(values) - 1))
+            own, values = float(score[i]), by_step
+            if config.baseline == "episode":
+                own, values = returns[batch.episode_id[i]] - kl_of[batch.episode_id[i]], by_episode
+            result.append(0.0 if is_zero else score[i] - (sum(values) - own) / (len(values) - 1))
         else:
             if config.baseline == "step":
                 a_episode = against(float(score[i]), by_step)
-            elif len(set(by_episode)) > 1:
-                a_episode = against(float(score[i]), by_episode)
+            elif len(set(returns.values())) > 1:
+                a_episode = against(float(score[i]), by_episode, list(returns.values()))
             else:
-                a_episode = float(score[i]) - by_episode[0]  # no deviation to divide by
+                a_episode = float(score[i]) - np.mean(by_episode)  # no deviation to divide by
             met = [float(ahead[j]) for j in group if page[j] == page[i]]
             a_step = against(float(ahead[i]), met) if len(set(met)) > 1 else 0.0
             weight = config.step_advantage_w if config.adv_estimator == "gigpo" else 0.0
