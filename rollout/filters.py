@@ -36,7 +36,7 @@ class FilterConfig:
             raise ValueError(f"outcome must be one of {', '.join(get_args(Outcome))}, got {self.outcome!r}")
 
 
-def groups_that_differ(batch: StepBatch, outcome: Outcome = "won") -> np.ndarray:
+def groups_that_differ(batch: StepBatch, outcome: Outcome | Literal["episode_return"] = "won") -> np.ndarray:
     """int64 [G'], rising: the groups in which not all episodes ended alike. A group of one episode never differs."""
     groups, group = np.unique(batch.group_id, return_inverse=True)
     values = np.asarray(getattr(batch, outcome), dtype=np.float64)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rollout.filters import groups_that_differ
 from rollout.types import StepBatch
 
 
@@ -19,9 +20,10 @@ def batch_statistics(batch: StepBatch) -> dict[str, float]:
 
     Keys are `rollout/<what>_<unit>`. Fractions of steps count rows, fractions of episodes count episodes. Step groups
     are the rows of one (group, anchor); their shares are of rows. A row alone in its group, and one of a group in
-    which it went on equally well everywhere, get no step credit. A loop in lock-step, which goes on to ask finished
-    episodes until the last one is over, would have generated `generated_tokens / lock_step_frac` tokens (the replies
-    that it throws away taken to be as long as the others).
+    which it went on equally well everywhere, get no step credit. A mixed group is one whose episodes have not all the
+    same return. A loop in lock-step, which goes on to ask finished episodes until the last one is over, would have
+    generated `generated_tokens / lock_step_frac` tokens (the replies that it throws away taken to be as long as the
+    others).
     """
     if len(batch) == 0:
         return {}
@@ -75,6 +77,7 @@ def _step_group_figures(batch: StepBatch) -> dict[str, float]:
         "rollout/step_group_max_size": sizes.max(),
         "rollout/singleton_step_frac": (size_of_row == 1).mean(),
         "rollout/num_groups": len(np.unique(batch.group_id)),
+        "rollout/mixed_group_frac": len(groups_that_differ(batch, "episode_return")) / len(np.unique(batch.group_id)),
     }
     for least, most in ((2, 4), (5, 8)):
         is_within = (size_of_row >= least) & (size_of_row <= most)

@@ -375,6 +375,8 @@ class UpdateTotals:
         self.weight = 0.0
         self.num_mini_batches = 0
         self.largest_ratio = 0.0
+        self.first_mini_batch = np.zeros(2)
+        """Weighted distance of its ratios from 1, and weight: no optimizer step lies between old and new."""
         self.grad_norms: list[float] = []
         self.num_skipped_steps = 0
 
@@ -396,16 +398,19 @@ class UpdateTotals:
         counted = weights > 0
         if bool(counted.any()):
             self.largest_ratio = max(self.largest_ratio, float(losses.ratio[counted].max()))
+        if self.num_mini_batches == 1:
+            self.first_mini_batch += [float(((losses.ratio - 1).abs() * weights).sum()), float(weights.sum())]
         self.mismatch.add(gap, weights)
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        *sums, weight = ranks.sum([*self.sums, self.weight])
+        *sums, weight, first_gap, first_weight = ranks.sum([*self.sums, self.weight, *self.first_mini_batch])
         (ratio,) = ranks.max([self.largest_ratio])
         metrics = {
             name: _ratio(total, self.num_mini_batches if name in self.LOSSES else weight)
             for name, total in zip(self.NAMES, sums, strict=True)
         }
         metrics["actor/ratio_max"] = float(ratio)
+        metrics["actor/first_ratio_distance"] = float(first_gap / first_weight) if first_weight else 0.0
         metrics["actor/grad_norm"] = float(np.mean(self.grad_norms)) if self.grad_norms else float("nan")
         metrics["actor/optimizer_steps"] = float(len(self.grad_norms))
         metrics["actor/skipped_steps"] = float(self.num_skipped_steps)

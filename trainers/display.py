@@ -1,6 +1,6 @@
-"""What a run shows and leaves behind: console, metrics.jsonl, TensorBoard, a learning curve.
+"""What a run shows and leaves behind: the terminal, metrics.jsonl, warnings, a learning curve.
 
-Rich, TensorBoard and Matplotlib are used where they are installed; metrics.jsonl is always written.
+Rich and Matplotlib are used where they are installed; metrics.jsonl is always written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trainers.boards import Board
 from trainers.files import write_atomically
+from trainers.trouble import TroubleWatch
 
 
 class RunLog:
@@ -25,23 +27,33 @@ class RunLog:
     """
 
     def __init__(
-        self, run_dir: Path, *, total_updates: int, loggers: Sequence[str], lines: list[dict[str, Any]], is_first: bool
+        self,
+        run_dir: Path,
+        *,
+        total_updates: int,
+        lines: list[dict[str, Any]],
+        is_first: bool,
+        console: bool = True,
+        boards: Sequence[Board] = (),
     ) -> None:
         """Opens the log.
 
         Args:
             run_dir: Where files go.
-            total_updates: For the progress bar.
-            loggers: "console", "tensorboard".
+            total_updates: For the progress bar and the time left.
             lines: Metrics of the part of the run that is resumed; anything later on the disk is dropped.
             is_first: Whether this rank prints and writes.
+            console: Whether each line is shown; what is said, warnings among it, always is.
+            boards: Where the lines go as well.
         """
         self.lines = lines
         self._path = run_dir / "metrics.jsonl"
         self._is_first = is_first
         self._seconds: dict[str, float] = {}
-        self._console = _Console(total_updates) if is_first and "console" in loggers else None
-        self._board = _open_board(run_dir / "tensorboard", lines) if is_first and "tensorboard" in loggers else None
+        self._trouble = TroubleWatch(lines)
+        self._boards = boards
+        done = int(lines[-1]["update"]) if lines else 0
+        self._console = _Console(total_updates, done) if is_first and console else None
         if is_first:
             write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -55,24 +67,26 @@ class RunLog:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
     def log(self, updates_done: int, metrics: dict[str, float]) -> None:
-        """Records a line of metrics with the times of the phases since the last one."""
+        """Records a line of metrics with the times of the phases since the last one, and warns of troubles."""
         times = {f"time/{name}_s": round(seconds, 3) for name, seconds in self._seconds.items()}
         self._seconds.clear()
         line = {"update": updates_done, **metrics, **times}
+        if line.get("time/collect_s") and "rollout/generated_tokens" in line:
+            line["time/collect_tokens_per_s"] = round(line["rollout/generated_tokens"] / line["time/collect_s"], 1)
         self.lines.append(line)
         if not self._is_first:
             return
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        if self._board:
-            for name, value in line.items():
-                if name != "update":
-                    self._board.add_scalar(name, value, updates_done)
+        for board in self._boards:
+            board.add(line)
         if self._console:
             self._console.show_line(line)
+        for trouble in self._trouble.look(line):
+            self.say(f"warning: {trouble}")
 
     def say(self, text: str) -> None:
-        """Prints a line, above the progress bar where there is one."""
+        """Prints a line, above the live view where there is one."""
         if self._console:
             self._console.say(text)
         elif self._is_first:
@@ -82,69 +96,139 @@ class RunLog:
         """Ends the display and flushes what is buffered."""
         if self._console:
             self._console.close()
-        if self._board:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
 
 class _Console:
-    """Rich's progress bar on a terminal, plain lines elsewhere."""
+    """One plain line for each line of metrics; on a terminal with Rich also a live view of the run below them."""
 
-    def __init__(self, total_updates: int) -> None:
-        self._total = total_updates
-        self._progress = self._task = None
+    def __init__(self, total_updates: int, updates_done: int) -> None:
+        self._total, self._first = total_updates, updates_done
+        self._began: float | None = None
+        self._view: _LiveView | None = None
         if sys.stdout.isatty():
             with suppress(ImportError):
-                from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-                self._progress = Progress(
-                    TextColumn("update {task.completed}/{task.total}"),
-                    BarColumn(),
-                    TextColumn("{task.description}"),
-                    TimeElapsedColumn(),
-                    TextColumn("left"),
-                    TimeRemainingColumn(),
-                )
-                self._task = self._progress.add_task("", total=total_updates)
-                self._progress.start()
+                self._view = _LiveView(total_updates, updates_done)
 
     def show_phase(self, name: str, update: int) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=name, completed=update)
+        if self._began is None and name != "validate":  # the first validation is no part of any update
+            self._began = time.perf_counter()
+        if self._view:
+            self._view.show_phase(name, update)
 
     def show_line(self, line: dict[str, Any]) -> None:
+        place = f"update {line['update']}/{self._total}"
         if "validation/success_frac" in line:
-            self.say(
-                f"update {line['update']}/{self._total}  validation: success {line['validation/success_frac']:.3f} "
-                f"[{line['validation/success_low_frac']:.3f}, {line['validation/success_high_frac']:.3f}]  "
-                f"score {line['validation/task_score']:.3f}  n={line['validation/num_goals']:.0f}  "
-                f"{line.get('time/validate_s', 0):.1f} s"
-            )
+            shown = _validation_text(line)
+            self.say(f"{place}  {shown}  {line.get('time/validate_s', 0):.1f} s")
         else:
+            left = self._time_left(line["update"])
             seconds = sum(value for name, value in line.items() if name in _PHASE_TIMES)
-            learned = "no update: every advantage is 0"
-            if not line.get("actor/update_skipped"):
-                learned = (
-                    f"kl {line['actor/kl_to_reference_nats']:.4f}  entropy {line['actor/entropy_nats']:.3f}  "
-                    f"clipped {line['actor/ratio_clipped_frac']:.3f}  grad {line['actor/grad_norm']:.2f}"
-                )
+            speed = line.get("time/collect_tokens_per_s")
             self.say(
-                f"update {line['update']}/{self._total}  success {line['rollout/success_frac']:.3f}  "
+                f"{place}  success {line['rollout/success_frac']:.3f}  "
                 f"score {line['rollout/task_score']:.3f}  steps {line['rollout/episode_length_steps']:.1f}  "
-                f"{learned}  {seconds:.1f} s"
+                f"{_learning_text(line)}  {seconds:.1f} s"
+                + (f"  {speed:.0f} tokens/s" if speed else "")
+                + (f"  {left} left" if left else "")
             )
+        if self._view:
+            self._view.show_line(line, self._time_left(line["update"]))
 
     def say(self, text: str) -> None:
-        if self._progress is not None:
-            self._progress.console.print(text, highlight=False, markup=False)
+        if self._view:
+            self._view.say(text)
         else:
             print(text, flush=True)
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._view:
+            self._view.close()
+
+    def _time_left(self, update: int) -> str:
+        """What the remaining updates will take if they are as long as those of this process so far; "" if unknown."""
+        num_done = update - self._first
+        if self._began is None or num_done <= 0 or update >= self._total:
+            return ""
+        seconds = (time.perf_counter() - self._began) / num_done * (self._total - update)
+        if seconds < 100:
+            return f"{seconds:.0f} s"
+        return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class _LiveView:
+    """Rich's view of a run: a bar with phase and time left, the latest figures, the latest validation."""
+
+    FIGURES = (
+        ("success", "rollout/success_frac", ".3f"),
+        ("score", "rollout/task_score", ".3f"),
+        ("KL", "actor/kl_to_reference_nats", ".4f"),
+        ("clipped", "actor/ratio_clipped_frac", ".3f"),
+        ("entropy", "actor/entropy_nats", ".3f"),
+        ("tokens/s", "time/collect_tokens_per_s", ".0f"),
+    )
+
+    def __init__(self, total_updates: int, updates_done: int) -> None:
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("update {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._task = self._progress.add_task("", total=total_updates, completed=updates_done, left="")
+        self._figures = self._validation = ""
+        self._live = Live(get_renderable=self._render, refresh_per_second=4)
+        self._live.start()
+
+    def _render(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        texts = [Text(text, overflow="ellipsis", no_wrap=True) for text in (self._figures, self._validation) if text]
+        return Group(self._progress, *texts)
+
+    def show_phase(self, name: str, update: int) -> None:
+        self._progress.update(self._task, description=name.replace("_", " "), completed=update)
+
+    def show_line(self, line: dict[str, Any], left: str) -> None:
+        self._progress.update(self._task, completed=line["update"], left=f"{left} left" if left else "")
+        if "validation/success_frac" in line:
+            self._validation = f"update {line['update']}: {_validation_text(line)}"
+            return
+        self._figures = "  ".join(
+            f"{name} {format(line[key], form) if key in line else '-'}" for name, key, form in self.FIGURES
+        )
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._live.stop()
 
 
 _PHASE_TIMES = tuple(f"time/{name}_s" for name in ("collect", "old_log_probs", "reference", "learn", "load"))
+
+
+def _validation_text(line: dict[str, Any]) -> str:
+    return (
+        f"validation: success {line['validation/success_frac']:.3f} "
+        f"[{line['validation/success_low_frac']:.3f}, {line['validation/success_high_frac']:.3f}]  "
+        f"score {line['validation/task_score']:.3f}  n={line['validation/num_goals']:.0f}"
+    )
+
+
+def _learning_text(line: dict[str, Any]) -> str:
+    if line.get("actor/update_skipped"):
+        return "no update: every advantage is 0"
+    return (
+        f"kl {line['actor/kl_to_reference_nats']:.4f}  entropy {line['actor/entropy_nats']:.3f}  "
+        f"clipped {line['actor/ratio_clipped_frac']:.3f}  grad {line['actor/grad_norm']:.2f}"
+    )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -212,12 +296,3 @@ def draw_curve(metrics: Path, picture: Path) -> bool:
     pyplot.close(figure)
     os.replace(scratch, picture)
     return True
-
-
-def _open_board(directory: Path, lines: Sequence[dict[str, Any]]) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        print("note: TensorBoard is not installed; metrics go to metrics.jsonl only")
-        return None
-    return SummaryWriter(str(directory), purge_step=lines[-1]["update"] + 1 if lines else None)

@@ -10,6 +10,7 @@ from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
 from trainers.actor import Actor, ActorConfig, Reference
+from trainers.boards import open_boards, require_boards
 from trainers.checkpoint import (
     RunState,
     find_checkpoint,
@@ -64,6 +65,7 @@ class Run:
 def open_run(settings: Settings, ranks: Ranks) -> Run:
     """Makes or resumes everything, in an order in which mistakes show before anything is written."""
     check_ranks(settings, ranks)
+    require_boards(settings.trainer.logger, is_first=ranks.is_first)
     place = "trainer.resume_from" if settings.trainer.resume_from else "trainer.output_dir"
     require_writable(run_directory(settings), setting=place)
     model_path = settings.actor_rollout_ref.model.path
@@ -123,9 +125,10 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         log=RunLog(
             directory,
             total_updates=settings.trainer.total_updates,
-            loggers=settings.trainer.logger,
             lines=state.metrics,
             is_first=ranks.is_first,
+            console="console" in settings.trainer.logger,
+            boards=open_boards(settings, directory, state.metrics) if ranks.is_first else (),
         ),
         validator=validator,
         validation_goals=validation_goals,

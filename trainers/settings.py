@@ -300,10 +300,10 @@ class TrainerSettings:
     )
     save_freq: int = setting(10, "updates between checkpoints; 0 or less saves at the end only")
     val_before_train: bool = setting(True, "validate before the first update, whatever test_freq is")
-    logger: tuple[str, ...] = setting(("console", "tensorboard"), "where metrics go, besides metrics.jsonl")
-    project_name: str = setting(
-        "shopgym", "name of a family of runs", no_effect="neither the console nor TensorBoard shows it"
+    logger: tuple[str, ...] = setting(
+        ("console", "tensorboard"), "where metrics go, besides metrics.jsonl: console, tensorboard, wandb"
     )
+    project_name: str = setting("shopgym", "name of a family of runs, for wandb")
     experiment_name: str = setting("", "name of the run; empty takes the recipe's")
     output_dir: str | None = setting(None, "run directory; null is outputs/<experiment_name>")
     resume_from: str | None = setting(None, "run directory or checkpoint to go on from")
@@ -314,9 +314,9 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         for name in self.logger:
-            if name not in ("console", "tensorboard"):
+            if name not in ("console", "tensorboard", "wandb"):
                 raise SettingsError(
-                    f"trainer.logger: {name!r} is not in this version; take console, tensorboard: "
+                    f"trainer.logger: there is no {name!r}; take some of console, tensorboard, wandb: "
                     "trainer.logger=[console,tensorboard]"
                 )
 

@@ -87,6 +87,7 @@ def test_statistics_by_hand() -> None:
         "rollout/num_episodes": 3,
         "rollout/num_steps": 6,
         "rollout/num_groups": 2,
+        "rollout/mixed_group_frac": 0.5,
         "rollout/invalid_format_frac": 1 / 6,
         "rollout/invalid/no_action_action_frac": 1 / 6,
         "rollout/impossible_action_frac": 1 / 6,

@@ -300,6 +300,7 @@ def test_one_step_needs_no_pass_for_old_log_probs_and_gives_the_same_numbers(mak
     with_old.old_log_probs = long.log_probs(rows)
     first, second = short.update(rows), long.update(with_old)
     assert first["actor/ratio_max"] == 1.0
+    assert first["actor/first_ratio_distance"] == 0.0
     assert first["actor/loss"] == pytest.approx(second["actor/loss"], abs=1e-6)
     for name, tensor in short.full_state_dict().items():
         assert torch.allclose(tensor, long.full_state_dict()[name], atol=1e-6), name
@@ -312,6 +313,7 @@ def test_mini_batches_are_optimizer_steps_and_the_first_is_on_policy(make_actor,
     metrics = actor.update(rows, seed=0, update=3)
     assert metrics["actor/optimizer_steps"] == 6  # 10 + 10 + 4 rows, twice
     assert metrics["actor/ratio_max"] > 1.0
+    assert metrics["actor/first_ratio_distance"] < 1e-5
     assert metrics["actor/skipped_steps"] == 0
 
 

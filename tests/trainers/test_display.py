@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
+import time
 
 import pytest
 
@@ -26,8 +30,26 @@ VALIDATION = {
 }
 
 
-def open_log(folder, *, lines=(), is_first=True) -> RunLog:
-    return RunLog(folder, total_updates=5, loggers=("console",), lines=list(lines), is_first=is_first)
+def open_log(folder, *, lines=(), is_first=True, **more) -> RunLog:
+    return RunLog(folder, total_updates=5, lines=list(lines), is_first=is_first, **more)
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Recorder:
+    """A board that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.lines, self.is_closed = [], False
+
+    def add(self, line) -> None:
+        self.lines.append(line)
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def test_each_line_has_the_update_its_figures_and_the_times_of_its_phases(tmp_path, capsys):
@@ -45,6 +67,64 @@ def test_each_line_has_the_update_its_figures_and_the_times_of_its_phases(tmp_pa
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("update 1/5  success 0.250")
     assert out[1].startswith("update 1/5  validation: success 0.400 [0.300, 0.500]")
+
+
+def test_plain_lines_tell_speed_and_time_left(tmp_path, capsys):
+    log = open_log(tmp_path)
+    with log.phase("validate", 0):
+        time.sleep(0.3)
+    log.log(0, VALIDATION)
+    with log.phase("collect", 0):
+        time.sleep(0.05)
+    log.log(1, UPDATE | {"rollout/generated_tokens": 1000.0})
+    line = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert line["time/collect_tokens_per_s"] == pytest.approx(1000 / line["time/collect_s"], rel=0.01)
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert re.search(rf"{line['time/collect_tokens_per_s']:.0f} tokens/s  \d+ s left$", told), told
+    log.log(5, UPDATE)
+    assert "left" not in capsys.readouterr().out, "nothing is left after the last update"
+
+
+def test_a_terminal_shows_a_live_view_below_the_lines(tmp_path, monkeypatch):
+    terminal = Tty()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    log = open_log(tmp_path, lines=[{"update": 2}])
+    with log.phase("old_log_probs", 2):
+        pass
+    log.log(3, UPDATE | {"rollout/generated_tokens": 1000.0, "time/collect_s": 2.0})
+    log.log(3, VALIDATION)
+    log.say("a [word] in brackets")
+    log.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert "a [word] in brackets" in shown
+    view = shown[shown.rindex("update 3/5") - 200 :]
+    assert "old log probs" in view
+    assert "success 0.250  score 0.500  KL 0.0100  clipped 0.000  entropy 1.000  tokens/s 500" in view
+    assert "update 3: validation: success 0.400 [0.300, 0.500]" in view
+    assert re.search(r"\d+ s left", view)
+
+
+def test_boards_get_every_line_and_are_closed(tmp_path, capsys):
+    board = Recorder()
+    log = open_log(tmp_path, console=False, boards=[board])
+    log.log(1, UPDATE)
+    log.log(1, VALIDATION)
+    log.close()
+    assert board.lines == read_metrics(tmp_path / "metrics.jsonl")
+    assert board.is_closed
+    assert capsys.readouterr().out == ""
+
+
+def test_troubles_are_told_once_even_without_a_console_and_after_going_on(tmp_path, capsys):
+    bad = UPDATE | {"rollout/purchase_frac": 0.0}
+    log = open_log(tmp_path, console=False)
+    log.log(1, bad)
+    log.log(2, bad)
+    open_log(tmp_path, console=False, lines=log.lines).log(3, bad)
+    (told,) = capsys.readouterr().out.splitlines()
+    assert told.startswith("warning: no purchase: ")
 
 
 def test_an_update_without_learning_is_told(tmp_path, capsys):

@@ -52,7 +52,7 @@ def test_an_unknown_key_names_the_nearest(wrong, meant):
         ("env.max_steps=null", "env.max_steps must be a whole number"),
         ("actor_rollout_ref.rollout.n=4", "env.rollout.n"),
         ("actor_rollout_ref.actor.strategy=megatron", "must be one of fsdp2, fsdp"),
-        ("trainer.logger=[console,wandb]", "wandb"),
+        ("trainer.logger=[console,mlflow]", "mlflow"),
         ("algorithm.filter_groups.max_num_gen_batches=0", "max_num_gen_batches must be at least 1, got 0"),
         ("algorithm.filter_groups.outcome=reward", "algorithm.filter_groups.outcome must be one of won, task_score"),
         ("env.max_steps", "not key=value"),
@@ -98,7 +98,6 @@ def test_aliases_of_published_keys():
 @pytest.mark.parametrize(
     ("word", "why"),
     [
-        ("trainer.project_name=mine", "neither the console"),
         ("actor_rollout_ref.rollout.gpu_memory_utilization=0.5", "the hf engine takes"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "the hf engine uses one"),
         ("actor_rollout_ref.rollout.enforce_eager=true", "the hf engine has none"),
