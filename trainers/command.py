@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from trainers.errors import TrainingError
 from trainers.settings import explain, resolve
 from webshop_env.errors import ShopGymError, no_permission
 
@@ -31,19 +32,25 @@ def settings_of(arguments: Sequence[str], kind: type[Any], doc: str | None) -> t
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:
-    """Runs a script's `main` with the words of the command line, and exits; of many ranks the first one speaks."""
+    """Runs a script's `main` with the words of the command line, and exits.
+
+    Of many ranks the first one speaks, but for what went wrong on another alone. Exit codes: 2 where the caller has
+    to change something, 1 where the run could not go on, 130 where it was stopped at once.
+    """
     try:
         main(sys.argv[1:])
     except ShopGymError as error:
         _refuse(str(error))
     except PermissionError as error:
         _refuse(no_permission(error))
+    except TrainingError as error:
+        _refuse(str(error), code=1, on_every_rank=error.on_every_rank)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
 
 
-def _refuse(why: str) -> NoReturn:
-    if os.environ.get("RANK", "0") == "0":
+def _refuse(why: str, *, code: int = 2, on_every_rank: bool = True) -> NoReturn:
+    if os.environ.get("RANK", "0") == "0" or not on_every_rank:
         print(f"error: {why}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)

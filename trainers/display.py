@@ -24,6 +24,7 @@ class RunLog:
 
     Attributes:
         lines: All metrics so far, one dict per line of metrics.jsonl.
+        current_phase: Name of the phase that goes on, or of the last one.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RunLog:
             boards: Where the lines go as well.
         """
         self.lines = lines
+        self.current_phase = "open"
         self._path = run_dir / "metrics.jsonl"
         self._is_first = is_first
         self._seconds: dict[str, float] = {}
@@ -60,6 +62,7 @@ class RunLog:
     @contextmanager
     def phase(self, name: str, update: int) -> Iterator[None]:
         """Shows what is going on, and adds its time to the update's `time/<name>_s`."""
+        self.current_phase = name
         if self._console:
             self._console.show_phase(name, update)
         began = time.perf_counter()

@@ -39,9 +39,13 @@ def write_atomically(path: Path, text: str) -> None:
     """Replaces a text file in one step."""
     _make_directory(path.parent)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    _sync(scratch)
-    os.replace(scratch, path)
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        _sync(scratch)
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
     _sync(path.parent)
 
 

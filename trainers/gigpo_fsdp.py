@@ -36,6 +36,7 @@ from trainers.evaluation import (
     read_evaluation,
     save_evaluation,
 )
+from trainers.faults import told_in_one_line
 from trainers.files import write_atomically
 from trainers.ranks import set_threads, start_ranks, stop_ranks
 from trainers.rollouts import collect_over_ranks
@@ -45,13 +46,16 @@ from trainers.worlds import world_notes
 
 
 def train(run: Run) -> Evaluation | None:
-    """The algorithm, one update a pass; returns the validation after the last one, None where validations are off."""
+    """The algorithm, one update a pass; returns the validation after the last one.
+
+    None where validations are off, and where the run was asked to stop.
+    """
     settings, log, state = run.settings, run.log, run.state
     sampling = rollout_sampling(settings)
-    if state.updates_done == 0 and settings.trainer.val_before_train:
+    if settings.trainer.val_before_train and state.updates_done == 0 and state.first_evaluation is None:
         state.first_evaluation = asdict(validate(run))
     validates, last = settings.trainer.test_freq > 0, None
-    for update in range(state.updates_done, settings.trainer.total_updates):
+    for update in run.interrupts.until_asked(range(state.updates_done, settings.trainer.total_updates)):
         with log.phase("collect", update):
             batch, metrics = collect(run, update, sampling)
         with log.phase("old_log_probs", update):
@@ -71,6 +75,9 @@ def train(run: Run) -> Evaluation | None:
             last = validate(run)
         if is_last or is_due(state.updates_done, settings.trainer.save_freq):
             save(run)
+    if run.interrupts.is_asked:
+        save(run)
+        return None
     return last or (last_validation(run) if validates else None)
 
 
@@ -192,10 +199,9 @@ def report(run: Run, last: Evaluation | None) -> None:
     checkpoint = find_checkpoint(directory)
     if checkpoint is not None:
         say(f"checkpoint     {checkpoint} (its policy/ loads with transformers)")
-        more = run.state.updates_done + 10
-        say(
-            f"go on with     python trainers/gigpo_fsdp.py trainer.resume_from={directory} trainer.total_updates={more}"
-        )
+        done, total = run.state.updates_done, run.settings.trainer.total_updates
+        more = "" if done < total else f" trainer.total_updates={done + 10}"
+        say(f"go on with     python trainers/gigpo_fsdp.py trainer.resume_from={directory}{more}")
 
 
 def main(arguments: list[str]) -> None:
@@ -208,7 +214,8 @@ def main(arguments: list[str]) -> None:
     set_threads()
     ranks = start_ranks()
     try:
-        run = open_run(settings, ranks)
+        with told_in_one_line(settings, ranks):
+            run = open_run(settings, ranks)
         for note in notes + world_notes(run.world):
             run.log.say(f"note: {note}")
         run.log.say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
@@ -217,7 +224,8 @@ def main(arguments: list[str]) -> None:
             if run.state.updates_done >= settings.trainer.total_updates:
                 run.log.say(f"nothing left to do: trainer.total_updates is {settings.trainer.total_updates}")
         try:
-            report(run, train(run))
+            with told_in_one_line(settings, ranks, run), run.interrupts:
+                report(run, train(run))
         finally:
             run.log.close()
     finally:

@@ -23,6 +23,7 @@ from trainers.directory import run_directory, take_directory
 from trainers.display import RunLog
 from trainers.evaluation import GoalList, goal_list_of, read_evaluation, require_same_goals
 from trainers.files import require_writable
+from trainers.interrupts import Interrupts
 from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts, weights_hash
 from trainers.ranks import Ranks
 from trainers.scoring import require_plain_logits
@@ -57,6 +58,7 @@ class Run:
     reference: Reference | None
     state: RunState
     log: RunLog
+    interrupts: Interrupts
     validator: TrajectoryCollector
     validation_goals: np.ndarray
     goal_list: GoalList
@@ -130,6 +132,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
             console="console" in settings.trainer.logger,
             boards=open_boards(settings, directory, state.metrics) if ranks.is_first else (),
         ),
+        interrupts=Interrupts(ranks),
         validator=validator,
         validation_goals=validation_goals,
         goal_list=goal_list,

@@ -201,6 +201,48 @@ def test_a_run_killed_in_the_middle_goes_on_to_the_same_numbers(policy, whole_ru
         assert tensor.equal(expected[name]), name
 
 
+def test_one_of_two_processes_is_asked_to_stop_and_one_process_goes_on(policy, whole_run, tmp_path):
+    run = tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    changes = ["trainer.logger=[console]", "trainer.total_updates=1000", "trainer.save_freq=1000"]
+    with subprocess.Popen(
+        command(SCRIPT, *words(policy, run), *changes, launcher=launcher),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 150
+        while not has_learnt(run) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.kill(process_of_rank(process.pid, 1), signal.SIGTERM)
+        out, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors[-3000:]
+    assert errors.count("SIGTERM: the run ends after the update at hand") == 1
+    assert f"trainer.resume_from={run}\n" in out
+    (left,) = (run / "checkpoints").iterdir()
+    assert left.name in ("update_000001", "update_000002", f"update_{UPDATES:06d}")
+
+    finished(command(SCRIPT, f"trainer.resume_from={run}", f"trainer.total_updates={UPDATES}"))
+    require_equal_weights(run, whole_run / "run")
+
+
+def has_learnt(run: Path) -> bool:
+    """Whether the first update of a run is written down."""
+    file = run / "metrics.jsonl"
+    return file.is_file() and '"update": 1,' in file.read_text()
+
+
+def process_of_rank(launcher: int, rank: int) -> int:
+    """The id of a rank's process among a launcher's children."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(f"the launcher has no rank {rank}")
+
+
 def test_an_update_without_any_advantage_is_skipped_and_said(policy, tmp_path, capsys):
     run = tmp_path / "run"
     # Nothing can be bought within two steps: no group differs, however often it is tried.

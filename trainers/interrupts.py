@@ -1,0 +1,59 @@
+"""SIGTERM and Ctrl-C as a wish: the update at hand is finished and saved, then the run ends well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from trainers.ranks import Ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupts:
+    """Notes the signals that reach this process while it is entered; a second Ctrl-C ends the process at once.
+
+    Outside the main thread (a run inside somebody's actor or notebook worker) Python delivers no signals: nothing is
+    noted there.
+
+    Attributes:
+        is_asked: Whether `until_asked` stopped before its end, on every rank alike.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.is_asked = False
+        self._ranks = ranks
+        self._is_noted = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_noted:  # launchers and schedulers may repeat themselves while the process ends
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def until_asked(self, updates: Iterable[int]) -> Iterator[int]:
+        """The updates, as long as no rank was asked to stop; every rank must go through them."""
+        for update in updates:
+            if self._ranks.any_of(self._is_noted):
+                self.is_asked = True
+                return
+            yield update
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._is_noted and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        if not self._is_noted:
+            name = signal.Signals(number).name
+            line = f"\n{name}: the run ends after the update at hand, with a checkpoint (Ctrl-C ends it now)\n"
+            os.write(2, line.encode())  # print is not safe inside a signal handler
+        self._is_noted = True
