@@ -175,6 +175,8 @@ class StepBatch:
     """bool [N]: `max_tokens` ended the reply."""
 
     # Filled by the trainer.
+    discounted_return: np.ndarray | None = None
+    """float32 [N]: discounted return before any penalty, where rows were repeated or removed since."""
     step_return: np.ndarray | None = None
     """float32 [N]: discounted return from this step on."""
     advantage: np.ndarray | None = None

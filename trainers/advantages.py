@@ -118,7 +118,9 @@ def with_advantages(batch: StepBatch, config: AdvantageConfig) -> StepBatch:
     real = np.flatnonzero(batch.row_weight > 0)
     if len(real):
         rows = batch.select(real)
-        returns = discounted_returns(rows.reward, rows.episode_id, rows.step_index, gamma=config.gamma)
+        returns = rows.discounted_return
+        if returns is None:
+            returns = discounted_returns(rows.reward, rows.episode_id, rows.step_index, gamma=config.gamma)
         if config.use_kl_in_reward:
             kl[real] = row_kl(rows, kind=config.kl_penalty)
         rows = replace(rows, step_return=returns - penalties(rows, config), row_kl=kl[real])

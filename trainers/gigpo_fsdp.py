@@ -40,6 +40,7 @@ from trainers.faults import told_in_one_line
 from trainers.files import write_atomically
 from trainers.ranks import set_threads, start_ranks, stop_ranks
 from trainers.rollouts import collect_over_ranks
+from trainers.row_modes import RowConfig, with_row_mode
 from trainers.run import Run, open_run, rollout_sampling, validation_split
 from trainers.settings import Settings, flatten
 from trainers.worlds import world_notes
@@ -103,7 +104,10 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
         enable=filters.enable, max_num_gen_batches=filters.max_num_gen_batches, outcome=filters.outcome
     )
     batch, figures = collect_until_groups_differ(play, config, num_groups=num_groups)
-    return batch, figures | run.collector.pop_seconds()
+    batch, changed = with_row_mode(
+        batch, RowConfig.of(settings, num_ranks=run.ranks.world), seed=settings.trainer.seed, update=update
+    )
+    return batch, figures | changed | run.collector.pop_seconds()
 
 
 def learn(run: Run, update: int, batch: StepBatch) -> dict[str, float]:

@@ -26,6 +26,7 @@ from trainers.files import require_writable
 from trainers.interrupts import Interrupts
 from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts, weights_hash
 from trainers.ranks import Ranks
+from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
 from trainers.sharding import ShardingConfig, checkpoint_layers
@@ -68,6 +69,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     """Makes or resumes everything, in an order in which mistakes show before anything is written."""
     check_ranks(settings, ranks)
     require_boards(settings.trainer.logger, is_first=ranks.is_first)
+    RowConfig.of(settings, num_ranks=ranks.world)
     place = "trainer.resume_from" if settings.trainer.resume_from else "trainer.output_dir"
     require_writable(run_directory(settings), setting=place)
     model_path = settings.actor_rollout_ref.model.path

@@ -32,6 +32,7 @@ RECIPES = Path(__file__).parent / "recipes"
 
 AdvantageMode = Literal["mean_norm", "mean_std_norm"]
 Baseline = Literal["episode", "step"]
+RowMode = Literal["pad", "copy", "delete"]
 KlKind = Literal["low_var_kl", "kl", "abs", "mse"]
 ComputeType = Literal["auto", "bfloat16", "float32"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
@@ -147,6 +148,11 @@ class DataSettings:
         "goal list for validation; null uses the eval split",
         only=(None,),
         why_only="goals come from the catalogue",
+    )
+    row_mode: RowMode = setting(
+        "pad",
+        "repeat or remove random rows until micro-batches and ranks divide them, as published; pad leaves the rows be",
+        only=get_args(RowMode),
     )
     max_prompt_length: int = setting(4096, "tokens of a prompt, at most", at_least=16)
     max_response_length: int = setting(512, "tokens of a reply, end of text included, at most", at_least=4)
