@@ -29,10 +29,11 @@ from rollout import CollectorConfig, Generation, GenerationRequest, SamplingPara
 from rollout.engines.hf import HFEngine
 from rollout.engines.prompts import PromptEncoder
 from rollout.noise import uniforms
+from trainers.goals import fixed_goals
 from trainers.models import load_model, load_tokenizer
 from trainers.ranks import set_threads
 from trainers.settings import resolve
-from trainers.worlds import fixed_goals, make_grammar, make_manager
+from trainers.worlds import make_grammar, make_manager
 from webshop_env.errors import ShopGymError
 from webshop_env.shop import Shop, open_shop
 

@@ -1,4 +1,4 @@
-"""How the scripts of this directory begin and end: settings or an explanation; one line and exit code 2."""
+"""How the scripts of this directory begin and end: settings or an explanation; a line a mistake and exit code 2."""
 
 from __future__ import annotations
 
@@ -52,5 +52,6 @@ def run_command(main: Callable[[list[str]], None]) -> None:
 
 def _refuse(why: str, *, code: int = 2, on_every_rank: bool = True) -> NoReturn:
     if os.environ.get("RANK", "0") == "0" or not on_every_rank:
-        print(f"error: {why}", file=sys.stderr)
+        for line in why.splitlines():
+            print(f"error: {line}", file=sys.stderr)
     sys.exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import yaml
@@ -40,12 +41,15 @@ def take_directory(settings: Settings, ranks: Ranks, state: RunState) -> Path:
         if settings.trainer.resume_from:
             set_later_aside(directory, state.updates_done)
         saved = flatten(settings) | {"trainer.resume_from": None, "trainer.output_dir": str(directory)}
-        for key in ("actor_rollout_ref.model.path", "env.webshop.data_dir"):
+        for key in ("actor_rollout_ref.model.path", "env.webshop.data_dir", "data.train_files", "data.val_files"):
             saved[key] = from_anywhere(saved[key])
         write_atomically(directory / "settings.yaml", yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
     return directory
 
 
 def from_anywhere(path: str | None) -> str | None:
-    """A directory's whole path, so that a run can be resumed from another working directory; else what came."""
-    return str(Path(path).expanduser().resolve()) if path and Path(path).expanduser().is_dir() else path
+    """The whole path of what is there, so that a run can be resumed from another working directory; else what came."""
+    if not path:
+        return path
+    whole = Path(os.path.expandvars(path)).expanduser()
+    return str(whole.resolve()) if whole.exists() else path

@@ -299,8 +299,9 @@ class EvaluationSettings:
 def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None = None) -> Evaluation:
     """Evaluates one policy over the ranks; a baseline on other goals is refused before that."""
     from rollout.engines.hf import HFEngine
+    from trainers.goals import fixed_goals
     from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
-    from trainers.worlds import fixed_goals, make_grammar, make_manager, open_world, require_positions
+    from trainers.worlds import make_grammar, make_manager, open_world, require_positions
 
     world = open_world(settings.env)
     goals = fixed_goals(world, settings.split, settings.goals)

@@ -35,12 +35,12 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a text file in one step."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replaces a file in one step."""
     _make_directory(path.parent)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         _sync(scratch)
         os.replace(scratch, path)
     except OSError:

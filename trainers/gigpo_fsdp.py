@@ -38,10 +38,11 @@ from trainers.evaluation import (
 )
 from trainers.faults import told_in_one_line
 from trainers.files import write_atomically
+from trainers.goals import goal_notes, validation_source
 from trainers.ranks import set_threads, start_ranks, stop_ranks
 from trainers.rollouts import collect_over_ranks
 from trainers.row_modes import RowConfig, with_row_mode
-from trainers.run import Run, open_run, rollout_sampling, validation_split
+from trainers.run import Run, open_run, rollout_sampling
 from trainers.settings import Settings, flatten
 from trainers.worlds import world_notes
 
@@ -138,7 +139,7 @@ def validate(run: Run) -> Evaluation:
             run.ranks,
             seed=run.settings.trainer.seed,
             goal_list=run.goal_list,
-            split=validation_split(run.settings),
+            split=validation_source(run.settings.env, run.settings.data),
             on_rows=lambda rows: write_sample(run, rows),
         )
     run.log.log(done, evaluation.metrics())
@@ -220,7 +221,8 @@ def main(arguments: list[str]) -> None:
     try:
         with told_in_one_line(settings, ranks):
             run = open_run(settings, ranks)
-        for note in notes + world_notes(run.world):
+        notes = notes + world_notes(run.world) + goal_notes(run.goals.goals, run.validation_goals, settings)
+        for note in notes:
             run.log.say(f"note: {note}")
         run.log.say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
         if run.state.updates_done:

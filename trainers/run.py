@@ -23,6 +23,7 @@ from trainers.directory import run_directory, take_directory
 from trainers.display import RunLog
 from trainers.evaluation import GoalList, goal_list_of, read_evaluation, require_same_goals
 from trainers.files import require_writable
+from trainers.goals import GoalOrder, goals_hash, training_goals, validation_goals
 from trainers.interrupts import Interrupts
 from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts, weights_hash
 from trainers.ranks import Ranks
@@ -30,7 +31,7 @@ from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
 from trainers.sharding import ShardingConfig, checkpoint_layers
-from trainers.worlds import GoalOrder, fixed_goals, make_grammar, make_manager, open_world, require_positions
+from trainers.worlds import make_grammar, make_manager, open_world, require_positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,8 +75,8 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     require_writable(run_directory(settings), setting=place)
     model_path = settings.actor_rollout_ref.model.path
     world = open_world(settings.env)
-    goals = GoalOrder(world.split("train"), settings.data.train_batch_size, seed=settings.trainer.seed)
-    validation_goals = fixed_goals(world, validation_split(settings), settings.data.val_batch_size)
+    goals = training_goals(world, settings)
+    fixed = validation_goals(world, settings.env, settings.data)
     tokenizer = load_tokenizer(model_path)
     grammar = None
     if settings.actor_rollout_ref.rollout.constrained:
@@ -90,7 +91,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     require_positions(engine.model.config, settings.data)
     num_groups = -(-settings.data.train_batch_size // ranks.world)
     collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
-    validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(validation_goals) // ranks.world)))
+    validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(fixed) // ranks.world)))
     prompt_hash = collector.manager.prompt_hash
     refuse_other_prompts(model_path, prompt_template_hash=prompt_hash, environment=settings.env.env_name)
     policy = policy_to_train(settings)
@@ -99,13 +100,14 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         "prompt_template_hash": prompt_hash,
         "catalogue_hash": world.catalogue_hash,
         "start_policy_hash": weights_hash(policy.state_dict()),
+        "train_goals": goals_hash(goals.goals),
     }
     resumed = settings.trainer.resume_from
     checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
     state = read_state(checkpoint, hashes=hashes) if checkpoint else RunState(hashes=hashes)
     goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if state.first_evaluation:
-        refuse_other_validations(state.first_evaluation, goal_list, validation_goals)
+        refuse_other_validations(state.first_evaluation, goal_list, fixed)
     actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)
     if checkpoint:
         weights = load_weights(checkpoint)
@@ -136,7 +138,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         ),
         interrupts=Interrupts(ranks),
         validator=validator,
-        validation_goals=validation_goals,
+        validation_goals=fixed,
         goal_list=goal_list,
     )
 
@@ -212,13 +214,8 @@ def refuse_other_validations(first: dict[str, Any], goal_list: GoalList, goals: 
         require_same_goals(read_evaluation(first), goal_list=goal_list, goal_index=goals.tolist())
     except SettingsError as error:
         raise SettingsError(
-            f"trainer.resume_from: {error}; leave data.val_batch_size and the settings of the environment as they were"
+            f"trainer.resume_from: {error}; leave data.val_batch_size, data.val_files and the environment as they were"
         ) from None
-
-
-def validation_split(settings: Settings) -> str:
-    """Goals that validations play: those of `eval`; the published run uses the first goals of the list."""
-    return "test" if settings.env.variant == "verl" else "eval"
 
 
 def rollout_sampling(settings: Settings) -> SamplingParams:

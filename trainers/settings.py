@@ -1,7 +1,8 @@
 """All settings of a training run: built-in defaults <- a recipe file <- `key=value` on the command line.
 
-The tree below is the list of keys (`docs` of each are printed by `--explain`); `ALIASES` and `NOT_NEEDED` take the
-keys of the published scripts. An unknown key is an error that names the nearest one.
+The tree below is the list of keys (`--explain` prints the meaning of each); `published.py` takes the keys of the
+published scripts. An unknown key is an error that names the nearest one. All mistakes of a command line are told at
+once, a line for each.
 """
 
 # ruff: noqa: RUF009  setting() and group() make dataclass fields
@@ -25,6 +26,7 @@ import yaml
 
 from env_manager import EnvConfig
 from rollout.filters import FilterConfig, Outcome
+from trainers.published import ALIASES, NOT_NEEDED, TRUNCATION, TRUNCATION_MEANING, translate
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import GoalKind, Variant
 
@@ -138,16 +140,10 @@ class DataSettings:
     train_batch_size: int = setting(16, "goals of one update", at_least=1)
     val_batch_size: int = setting(128, "goals of one validation, a fixed list", at_least=1)
     train_files: str | None = setting(
-        None,
-        "goal list for training; null uses the train split",
-        only=(None,),
-        why_only="goals come from the catalogue",
+        None, "goal list for training (python -m data.prepare makes one); null uses the whole train split"
     )
     val_files: str | None = setting(
-        None,
-        "goal list for validation; null uses the eval split",
-        only=(None,),
-        why_only="goals come from the catalogue",
+        None, "goal list for validation, played whole; null plays val_batch_size goals of the eval split"
     )
     row_mode: RowMode = setting(
         "pad",
@@ -231,7 +227,12 @@ class RefFsdpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSettings:
-    strategy: str = setting("fsdp2", "how weights are sharded; fsdp is taken as fsdp2", only=("fsdp2", "fsdp"))
+    strategy: str = setting(
+        "fsdp2",
+        "how weights are sharded; fsdp is taken as fsdp2",
+        only=("fsdp2",),
+        why_only="models are those of transformers, which Megatron cannot run",
+    )
     optim: OptimSettings = group(OptimSettings)
     grad_clip: float = setting(1.0, "largest gradient norm", above=0)
     ppo_mini_batch_size: int = setting(64, "rows over all ranks of one optimizer step", at_least=1)
@@ -344,29 +345,6 @@ class Settings:
             )
 
 
-ALIASES: dict[str, tuple[str, ...]] = {
-    "trainer.total_epochs": ("trainer.total_updates",),
-    "trainer.total_training_steps": ("trainer.total_updates",),
-    "trainer.resume_from_path": ("trainer.resume_from",),
-    "resume": ("trainer.resume_from",),
-    "actor_rollout_ref.actor.clip_ratio": (
-        "actor_rollout_ref.actor.clip_ratio_low",
-        "actor_rollout_ref.actor.clip_ratio_high",
-    ),
-}
-"""Other names of keys; a published epoch is one batch of goals, that is one update."""
-
-NOT_NEEDED: dict[str, str] = {
-    "data.truncation": "prompts over the limit lose history first, then page; never the task or the format",
-    "data.filter_overlong_prompts": "prompts are made to fit",
-    "data.return_raw_chat": "a prompt is one user message, always",
-    "trainer.critic_warmup": "GiGPO has no critic",
-    "actor_rollout_ref.rollout.enable_chunked_prefill": "a detail of vllm",
-    "actor_rollout_ref.rollout.free_cache_engine": "a detail of vllm",
-}
-"""Published keys that are taken and do nothing, with the reason."""
-
-
 def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
     """Every setting of the tree as (dotted key, field, value), in the order of the classes above."""
     for f in dataclasses.fields(settings):
@@ -386,13 +364,14 @@ def build(values: Mapping[str, Any], kind: type[Any] = Settings) -> Any:
     """Settings from dotted keys that exist; what is not named keeps its default.
 
     Raises:
-        SettingsError: A key that does not exist, a value of the wrong type or out of range.
+        SettingsError: Keys that do not exist, values of the wrong type or out of range: a line for each.
     """
     known = {key for key, _, _ in leaves(kind())}
-    for key in values:
-        if key not in known:
-            raise SettingsError(unknown_key(key, kind))
-    return _build(kind, values, "")
+    refusals = [unknown_key(key, kind) for key in values if key not in known]
+    settings = _build(kind, values, "", refusals)
+    if refusals:
+        raise SettingsError("\n".join(refusals))
+    return settings
 
 
 def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, list[str], dict[str, str]]:
@@ -404,21 +383,16 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
         kind: The tree to fill; another command's own tree takes what it has in common with the recipe.
 
     Returns:
-        The settings, notes for the user (keys that do nothing and why), and the source of each key that is not a
-        built-in default.
+        The settings, notes for the user (keys that do nothing or mean something else, and why), and the source of each
+        key that is not a built-in default.
+
+    Raises:
+        SettingsError: A line for each mistake.
     """
-    overrides, notes = parse_arguments(arguments)
-    recipe = str(overrides.get("recipe", "tiny"))
-    sources: dict[str, str] = {}
-    if overrides.get("trainer.resume_from"):
-        base = _saved_settings(Path(os.path.expanduser(str(overrides["trainer.resume_from"]))))
-        origin = "the run that is resumed"
-        if overrides.get("trainer.output_dir"):
-            raise SettingsError("trainer.output_dir: a run that is resumed goes on in its own directory; leave it out")
-        if "recipe" in overrides:
-            raise SettingsError("recipe: a run that is resumed goes on with its own settings; leave it out")
-    else:
-        base, origin = load_recipe(recipe), f"recipe {recipe}"
+    notes: list[str] = []
+    given, refusals = parse_arguments(arguments)
+    overrides, origins = translate(given, notes)
+    base, origin = _base(overrides, notes)
     known = {key for key, _, _ in leaves(kind())}
     try:
         if kind is not Settings:  # what this command has no use for must be right all the same
@@ -427,30 +401,52 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
         build(base, kind)
     except SettingsError as error:
         where = overrides.get("trainer.resume_from", "")
-        raise SettingsError(f"{origin}{where and f' ({where})'}: {error}") from None
-    sources.update(dict.fromkeys(base, origin))
-    sources.update(dict.fromkeys(overrides, "command line"))
-    settings = build({**base, **overrides}, kind)
+        lines = str(error).splitlines()
+        raise SettingsError("\n".join(f"{origin}{where and f' ({where})'}: {line}" for line in lines)) from None
+    try:
+        settings = build({**base, **overrides}, kind)
+    except SettingsError as error:
+        raise SettingsError("\n".join([*refusals, str(error)])) from None
+    if refusals:
+        raise SettingsError("\n".join(refusals))
+    sources = dict.fromkeys(base, origin)
+    for key in overrides:
+        sources[key] = f"command line, as {origins[key]}" if key in origins else "command line"
     return settings, notes + _without_effect(settings), sources
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """`key=value` words as dotted key -> value with aliases replaced, and notes about keys that do nothing."""
+    """`key=value` words as dotted key -> value, and a line for each word that is none."""
     given: dict[str, Any] = {}
-    notes: list[str] = []
+    refusals: list[str] = []
     for word in arguments:
         key, equals, text = word.partition("=")
-        if not equals:
-            raise SettingsError(f"{word!r} is not key=value; --help lists the keys")
-        given[key.lstrip("+")] = _parse_value(text)
-    return _without_aliases(given, notes), notes
+        if equals:
+            given[key.lstrip("+")] = _parse_value(text)
+        else:
+            refusals.append(f"{word!r} is not key=value; --help lists the keys")
+    return given, refusals
 
 
-def load_recipe(name: str) -> dict[str, Any]:
+def _base(overrides: Mapping[str, Any], notes: list[str]) -> tuple[dict[str, Any], str]:
+    """What the command line's words go over, and where that comes from: a recipe, or the run that is resumed."""
+    if not overrides.get("trainer.resume_from"):
+        recipe = str(overrides.get("recipe", "tiny"))
+        return load_recipe(recipe, notes), f"recipe {recipe}"
+    if overrides.get("trainer.output_dir"):
+        raise SettingsError("trainer.output_dir: a run that is resumed goes on in its own directory; leave it out")
+    if "recipe" in overrides:
+        raise SettingsError("recipe: a run that is resumed goes on with its own settings; leave it out")
+    directory = Path(os.path.expanduser(str(overrides["trainer.resume_from"])))
+    return _saved_settings(directory), "the run that is resumed"
+
+
+def load_recipe(name: str, notes: list[str] | None = None) -> dict[str, Any]:
     """A recipe as dotted key -> value.
 
     Args:
         name: Of a file in `trainers/recipes` without its ending, or the path of a YAML file.
+        notes: Gets a line for each published key in it that means something else here, or nothing.
     """
     path = RECIPES / f"{name}.yaml"
     if not path.is_file():
@@ -466,7 +462,7 @@ def load_recipe(name: str) -> dict[str, Any]:
         raise SettingsError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise SettingsError(f"{path}: expected settings as `key: value`, got {type(tree).__name__}")
-    return _without_aliases(dict(_dotted(tree, "")), [])
+    return translate(dict(_dotted(tree, "")), [] if notes is None else notes)[0]
 
 
 def unknown_key(key: str, kind: type[Any] = Settings) -> str:
@@ -491,6 +487,7 @@ def explain(settings: Any, sources: Mapping[str, str]) -> str:
         lines.append(f"{key}={_text(value)}\n    {f.metadata['meaning']}{extra} (from {sources.get(key, 'default')})")
     if isinstance(settings, Settings):
         lines += [f"{alias}\n    another name of {' and '.join(keys)}" for alias, keys in ALIASES.items()]
+        lines += [f"{TRUNCATION}\n    {TRUNCATION_MEANING}"]
         lines += [f"{key}\n    taken, does nothing: {reason}" for key, reason in NOT_NEEDED.items()]
     return "\n".join(lines)
 
@@ -513,6 +510,13 @@ def _without_effect(settings: Any) -> list[str]:
                 notes.append(f"algorithm.{name}={_text(value)} does nothing here: algorithm.use_kl_in_reward is false")
     if env.seed and env.env_name != "WebShop-v0":
         notes.append(f"env.seed={env.seed} does nothing here: {env.env_name} draws nothing but by its goals")
+    if env.backend == "local":
+        notes += [
+            f"env.resources_per_worker.{key}={_text(value)} does nothing here: environments run in this process; "
+            "env.backend=ray gives them workers"
+            for key, f, value in leaves(env.resources_per_worker)
+            if value != f.default
+        ]
     return notes
 
 
@@ -523,22 +527,6 @@ _READ_BY: dict[str, frozenset[str]] = {
     "reinforce++": frozenset(),
 }
 """The settings of `algorithm.gigpo` that each estimator reads."""
-
-
-def _without_aliases(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in NOT_NEEDED:
-            notes.append(f"{key} does nothing here: {NOT_NEEDED[key]}")
-        elif key == "env.webshop.human_goals":
-            result["env.webshop.goals"] = "human" if value else "synthetic"
-        elif key == "env.webshop.use_small":
-            notes.append(f"{key} does nothing here: env.webshop.data_dir names the catalogue")
-        elif key == "env.env_name" and value == "Webshop":
-            result.update({"env.env_name": "WebShop-v0", "env.variant": "verl"})
-        else:
-            result.update(dict.fromkeys(ALIASES.get(key, (key,)), value))
-    return result
 
 
 def _dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -570,16 +558,24 @@ def _text(value: Any) -> str:
     return f"[{','.join(value)}]" if isinstance(value, tuple) else str(value)
 
 
-def _build(kind: type, values: Mapping[str, Any], prefix: str) -> Any:
+def _build(kind: type, values: Mapping[str, Any], prefix: str, refusals: list[str]) -> Any:
+    """A group from what is right of its values; what is wrong is told in `refusals`."""
     hints = typing.get_type_hints(kind)
     arguments: dict[str, Any] = {}
     for f in dataclasses.fields(kind):
         key, hint = f"{prefix}{f.name}", hints[f.name]
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            arguments[f.name] = _build(hint, values, f"{key}.")
-        elif key in values:
-            arguments[f.name] = _checked(key, values[key], hint, f.metadata)
-    return kind(**arguments)
+        try:
+            if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+                arguments[f.name] = _build(hint, values, f"{key}.", refusals)
+            elif key in values:
+                arguments[f.name] = _checked(key, values[key], hint, f.metadata)
+        except SettingsError as error:
+            refusals.append(str(error))
+    try:
+        return kind(**arguments)
+    except SettingsError as error:
+        refusals.append(str(error))
+        return kind()
 
 
 def _checked(key: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:

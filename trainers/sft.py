@@ -35,6 +35,7 @@ from rollout.types import SamplingParams
 from trainers.command import settings_of
 from trainers.evaluation import Evaluation, evaluate, goal_list_of
 from trainers.files import atomic_directory, require_writable
+from trainers.goals import fixed_goals
 from trainers.models import (
     PROVENANCE,
     load_model,
@@ -48,7 +49,7 @@ from trainers.models import (
 from trainers.ranks import start_ranks, stop_ranks
 from trainers.scoring import Collator, Pairs, TokenScorer, least_fill, micro_batches, require_plain_logits
 from trainers.settings import DataSettings, EnvSettings, SettingsError, flatten, group, setting
-from trainers.worlds import fixed_goals, make_grammar, make_manager, open_shop_world, require_positions
+from trainers.worlds import make_grammar, make_manager, open_shop_world, require_positions
 from webshop_env.policies import OraclePolicy
 from webshop_env.shop import Shop
 

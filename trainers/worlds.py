@@ -1,4 +1,4 @@
-"""From settings to environments: managers, collectors, fixed goal lists, the grammar of constrained decoding."""
+"""From settings to environments: worlds, managers, the grammar of constrained decoding."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from env_manager import PageView
     from webshop_env.catalog import Version
 
-GOAL_ORDER_SEED = 233
-"""Chooses the fixed validation goals out of a split; the published split seed."""
 NUM_SEEDS = 11_500
 """Goals of an environment that is no shop: seeds 0-499 are its test split, 500-1499 eval, the rest train."""
 
@@ -206,50 +204,6 @@ def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: Dat
             f"{longest}, which no episode can do without; raise it"
         )
     return grammar
-
-
-def fixed_goals(world: World, split: str, num: int) -> np.ndarray:
-    """The same `num` goals of a split every time, int32, rising; all of them when it has fewer."""
-    goals = world.split(split)
-    if len(goals) == 0:
-        raise SettingsError(f"the {split} split of this catalogue is empty")
-    if num >= len(goals):
-        return np.asarray(goals)
-    return np.sort(np.random.default_rng(GOAL_ORDER_SEED).permutation(goals)[:num])
-
-
-class GoalOrder:
-    """Training goals in a seeded order: every goal once, then all again in another order.
-
-    The goals of an update are a function of its number alone: the position that a resumed run has to know.
-    """
-
-    def __init__(self, goals: np.ndarray, batch_size: int, *, seed: int) -> None:
-        if len(goals) < batch_size:
-            raise SettingsError(
-                f"data.train_batch_size={batch_size} is more than the {len(goals)} goals of the train split"
-            )
-        self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
-
-    def batch(self, update: int, attempt: int = 0) -> np.ndarray:
-        """int32 [batch_size]: the goals of an update, from 0.
-
-        Args:
-            update: Pass of the main loop.
-            attempt: 0 gives what the order has for this update. Later ones give the other goals, in an order of their
-                own, each once before any comes again.
-        """
-        if attempt:
-            others = np.setdiff1d(self.goals, self.batch(update))
-            pool = others if len(others) else self.goals
-            mixed = np.random.default_rng((self.seed, update, 1)).permutation(pool)
-            return np.take(mixed, range((attempt - 1) * self.batch_size, attempt * self.batch_size), mode="wrap")
-        first = update * self.batch_size
-        places = np.arange(first, first + self.batch_size)
-        return np.asarray([self._order(int(place // len(self.goals)))[place % len(self.goals)] for place in places])
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, epoch)).permutation(self.goals)
 
 
 def world_notes(world: World) -> list[str]:

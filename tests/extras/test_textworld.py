@@ -87,7 +87,8 @@ def test_it_is_trained_in_by_the_command_that_trains_in_shops(tmp_path: Path) ->
     import textworld
     from taught_policy import make_taught_policy
 
-    from trainers.worlds import GoalOrder, SeedWorld
+    from trainers.goals import GoalOrder
+    from trainers.worlds import SeedWorld
 
     order = GoalOrder(SeedWorld("TextWorld-v0").split("train"), 1, seed=0)
     ways = {}

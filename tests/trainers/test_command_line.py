@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.prepare import main as prepare
 from trainers import evaluation, gigpo_fsdp, sft
 from trainers.command import run_command
 from trainers.models import make_small_policy, save_policy, train_tokenizer
@@ -75,7 +76,8 @@ def complaint(main, *words: str) -> str:
         ("actor_rollout_ref.actor.optim.lr=nan", "optim.lr must be a finite number"),
         ("env.success_reward=inf", "env.success_reward must be a finite number"),
         ("actor_rollout_ref.rollout.name=vllm", "leave it out or set actor_rollout_ref.rollout.name=hf"),
-        ("data.train_files=a.parquet", "goals come from the catalogue; leave it out"),
+        ("data.train_files=a.parquet", "data.train_files: a.parquet cannot be read (No such file or directory)"),
+        ("data.val_files=a.parquet", "data.val_files: a.parquet cannot be read (No such file or directory)"),
         ("trainer.nnodes=3", "3 machines cannot share the 1 ranks"),
         ("trainer.n_gpus_per_node=2", "ask for 2 ranks, there are 1"),
         ("data.train_batch_size=1000000", "is more than the"),
@@ -93,7 +95,9 @@ def test_a_wrong_setting_of_training_is_refused_before_anything_is_written(polic
 def test_a_date_is_a_name_like_any_other(capsys):
     gigpo_fsdp.main(["--explain", "trainer.experiment_name=2025-01-31", "data.truncation=error"])
     shown = capsys.readouterr().out
-    assert "trainer.experiment_name=2025-01-31\n" in shown and "note: data.truncation does nothing here" in shown
+    assert (
+        "trainer.experiment_name=2025-01-31\n" in shown and "note: data.truncation=error is checked at start" in shown
+    )
 
 
 @pytest.mark.parametrize("main", [gigpo_fsdp.main, sft.main, evaluation.main])
@@ -211,9 +215,24 @@ def test_a_run_does_not_go_on_to_validations_that_cannot_be_compared(tmp_path, p
     run = tmp_path / "run"
     words = [*SMALL, f"actor_rollout_ref.model.path={policy}", "data.val_batch_size=2", "trainer.test_freq=1"]
     gigpo_fsdp.main([*words, "trainer.val_before_train=true", f"trainer.output_dir={run}"])
-    for word, message in (("data.val_batch_size=3", "different goals"), ("env.webshop.split_by=product", "split by")):
-        error = complaint(gigpo_fsdp.main, f"trainer.resume_from={run}", word)
-        assert message in error and "leave data.val_batch_size" in error
+    error = complaint(gigpo_fsdp.main, f"trainer.resume_from={run}", "data.val_batch_size=3")
+    assert "different goals" in error and "leave data.val_batch_size" in error
+
+
+def test_a_run_does_not_go_on_with_other_training_goals(tmp_path, policy):
+    for name in ("lists", "others"):
+        assert prepare(["--train_data_size", "4" if name == "lists" else "5", "--out", str(tmp_path / name)]) == 0
+    run, train = tmp_path / "run", tmp_path / "lists" / "train.parquet"
+    words = [*SMALL, f"actor_rollout_ref.model.path={policy}", f"data.train_files={train}"]
+    gigpo_fsdp.main([*words, f"trainer.output_dir={run}"])
+    resume = f"trainer.resume_from={run}"
+    for word in ("data.train_files=null", f"data.train_files={tmp_path / 'others' / 'train.parquet'}"):
+        assert "was made with train goals" in complaint(gigpo_fsdp.main, resume, "trainer.total_updates=2", word)
+    assert "was made with train goals" in complaint(
+        gigpo_fsdp.main, resume, "data.train_files=null", "env.webshop.split_by=product"
+    )
+    gigpo_fsdp.main([resume, "trainer.total_updates=2"])
+    assert (run / "checkpoints" / "update_000002").is_dir()
 
 
 def test_evaluation_says_all_once_on_the_first_rank_and_notes_other_noise(tmp_path, policy, capsys):
@@ -225,10 +244,10 @@ def test_evaluation_says_all_once_on_the_first_rank_and_notes_other_noise(tmp_pa
         "data.max_response_length=60",
     ]
     evaluation.main([*words, f"out={tmp_path / 'e.json'}"])
-    evaluation.main([*words, f"baseline={tmp_path / 'e.json'}", "seed=1", "data.truncation=error"])
+    evaluation.main([*words, f"baseline={tmp_path / 'e.json'}", "seed=1", "data.return_raw_chat=true"])
     assert not torch.distributed.is_initialized()
     shown = capsys.readouterr().out
-    assert "note: data.truncation does nothing here" in shown
+    assert "note: data.return_raw_chat does nothing here" in shown
     assert "note: the earlier evaluation had seed 0, this one has 1" in shown
     assert "paired difference of success 0.000 [-0.658, 0.658] (n=2)" in shown
 

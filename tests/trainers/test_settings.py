@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
+from trainers import gigpo_fsdp
+from trainers import settings as settings_module
 from trainers.settings import Settings, SettingsError, explain, flatten, leaves, load_recipe, resolve
 
 
@@ -51,7 +54,7 @@ def test_an_unknown_key_names_the_nearest(wrong, meant):
         ("env.rollout.n=true", "env.rollout.n must be a whole number"),
         ("env.max_steps=null", "env.max_steps must be a whole number"),
         ("actor_rollout_ref.rollout.n=4", "env.rollout.n"),
-        ("actor_rollout_ref.actor.strategy=megatron", "must be one of fsdp2, fsdp"),
+        ("actor_rollout_ref.actor.strategy=megatron", "must be fsdp2, got megatron: models are those of transformers"),
         ("trainer.logger=[console,mlflow]", "mlflow"),
         ("algorithm.filter_groups.max_num_gen_batches=0", "max_num_gen_batches must be at least 1, got 0"),
         ("algorithm.filter_groups.outcome=reward", "algorithm.filter_groups.outcome must be one of won, task_score"),
@@ -78,23 +81,6 @@ def test_numbers_as_published_scripts_write_them():
     assert settings.trainer.logger == ("console",)
 
 
-def test_aliases_of_published_keys():
-    settings, notes, _ = resolve(
-        [
-            "trainer.total_epochs=150",
-            "actor_rollout_ref.actor.clip_ratio=0.3",
-            "env.env_name=Webshop",
-            "env.webshop.human_goals=True",
-            "data.truncation=error",
-        ]
-    )
-    assert settings.trainer.total_updates == 150
-    actor = settings.actor_rollout_ref.actor
-    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.3, 0.3)
-    assert (settings.env.env_name, settings.env.variant, settings.env.webshop.goals) == ("WebShop-v0", "verl", "human")
-    assert any("data.truncation" in note for note in notes)
-
-
 @pytest.mark.parametrize(
     ("word", "why"),
     [
@@ -103,13 +89,14 @@ def test_aliases_of_published_keys():
         ("actor_rollout_ref.rollout.enforce_eager=true", "the hf engine has none"),
         ("actor_rollout_ref.model.use_remove_padding=false", "share a micro-batch"),
         ("env.seed=3", "WebShop-v1 draws nothing"),
+        ("env.resources_per_worker.num_cpus=0.5", "environments run in this process"),
     ],
 )
 def test_a_setting_without_effect_is_noted_where_it_is_chosen(word, why):
     assert resolve([])[1] == []
     settings, notes, sources = resolve([word])
     assert [note for note in notes if note.startswith(f"{word} does nothing here: ") and why in note] == notes != []
-    if not word.startswith("env.seed"):
+    if not word.startswith("env."):
         assert f"{word}\n" in explain(settings, sources) and f"does nothing: {notes[0].split(': ', 1)[1]}" in explain(
             settings, sources
         )
@@ -131,9 +118,70 @@ def test_the_saved_configuration_gives_the_same_settings(tmp_path):
         resolve([f"trainer.resume_from={tmp_path / 'nowhere' / 'at' / 'all'}"])
 
 
-def test_every_packaged_recipe_is_complete_and_valid():
-    assert resolve(["recipe=tiny"])[0].recipe == "tiny"
-    assert set(load_recipe("tiny")) <= {key for key, _, _ in leaves(Settings())}
+def test_all_mistakes_are_told_at_once_a_line_for_each():
+    with pytest.raises(SettingsError) as caught:
+        resolve(["env.maxsteps=3", "actor_rollout_ref.actor.strategy=megatron", "alone", "env.rollout.n=0"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    for line, start in zip(
+        lines, ("'alone' is not", "unknown setting 'env.maxsteps'", "env.rollout.n must"), strict=False
+    ):
+        assert line.startswith(start)
+    assert lines[3].startswith("actor_rollout_ref.actor.strategy must be fsdp2")
+
+
+def test_mistakes_of_a_recipe_name_the_recipe_on_each_line(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("env: {maxsteps: 7, history_length: -1}\n")
+    with pytest.raises(SettingsError) as caught:
+        resolve([f"recipe={recipe}"])
+    assert [line.startswith(f"recipe {recipe}: ") for line in str(caught.value).splitlines()] == [True, True]
+
+
+RECIPES = sorted(path.stem for path in (Path(settings_module.__file__).parent / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_packaged_recipe_is_complete_and_valid(name, capsys):
+    settings, notes, sources = resolve([f"recipe={name}"])
+    assert settings.recipe == name and notes == []
+    assert set(load_recipe(name)) <= {key for key, _, _ in leaves(Settings())}
+    assert sources["trainer.total_updates"] == f"recipe {name}"
+    gigpo_fsdp.main(["--explain", f"recipe={name}"])
+    assert f"(from recipe {name})" in capsys.readouterr().out
+    policy = settings.actor_rollout_ref
+    # Rows must fit into a pass, and the published order of sizes must hold.
+    longest = settings.data.max_prompt_length + settings.data.max_response_length
+    assert policy.actor.ppo_max_token_len_per_gpu >= longest
+
+
+def test_the_recipes_of_the_readme_are_all_there():
+    assert RECIPES == ["frozenlake", "tiny", "webshop_qwen2.5_1.5b", "webshop_smollm2_135m"]
+
+
+def test_the_published_recipe_has_the_published_values():
+    settings = resolve(["recipe=webshop_qwen2.5_1.5b"])[0]
+    env, data, trainer, policy = settings.env, settings.data, settings.trainer, settings.actor_rollout_ref
+    actor, rollout, gigpo = policy.actor, policy.rollout, settings.algorithm.gigpo
+    assert policy.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert (env.env_name, env.variant, env.history_length, env.max_steps) == ("WebShop-v0", "verl", 2, 15)
+    assert (data.train_batch_size, env.rollout.n, data.val_batch_size) == (16, 8, 2 * 128)
+    assert (data.max_prompt_length, data.max_response_length, rollout.temperature) == (4096, 512, 1.0)
+    assert (actor.optim.lr, actor.optim.weight_decay, actor.grad_clip, actor.ppo_epochs) == (1e-6, 0.01, 1.0, 1)
+    assert (actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu) == (64, 8)
+    assert rollout.log_prob_micro_batch_size_per_gpu == policy.ref.log_prob_micro_batch_size_per_gpu == 16
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.2, 3.0)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.01, "low_var_kl")
+    assert (actor.entropy_coeff, actor.invalid_action_penalty_coef) == (0.001, 0.1)
+    assert actor.use_invalid_action_penalty
+    assert (settings.algorithm.gamma, gigpo.step_advantage_w, gigpo.mode, gigpo.baseline) == (
+        0.95,
+        1.0,
+        "mean_norm",
+        "step",
+    )
+    assert (trainer.n_gpus_per_node, trainer.total_updates, trainer.test_freq) == (2, 150, 5)
+    assert trainer.val_before_train and rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature == 0.4
 
 
 def test_explain_names_value_meaning_and_source_of_every_setting():

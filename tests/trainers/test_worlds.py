@@ -1,4 +1,4 @@
-"""Goal orders: every goal once, a function of the update, fixed lists for validation."""
+"""Worlds: which goals an environment has, and settings that reach its manager."""
 
 from __future__ import annotations
 
@@ -6,52 +6,8 @@ import numpy as np
 import pytest
 
 from trainers.settings import SettingsError, resolve
-from trainers.worlds import GoalOrder, fixed_goals, make_manager, open_shop_world, open_world, world_notes
+from trainers.worlds import make_manager, open_shop_world, open_world, world_notes
 from webshop_env.errors import ShopGymError
-
-
-@pytest.fixture(scope="module")
-def shop():
-    return open_world(resolve([])[0].env)
-
-
-def test_every_goal_comes_once_before_any_comes_again():
-    goals = np.arange(100, 110)
-    order = GoalOrder(goals, 4, seed=3)
-    drawn = np.concatenate([order.batch(update) for update in range(5)])
-    assert sorted(drawn[:10]) == sorted(drawn[10:20]) == goals.tolist()
-    assert drawn[:10].tolist() != drawn[10:20].tolist()
-
-
-def test_the_goals_of_an_update_are_a_function_of_its_number():
-    goals = np.arange(50)
-    straight = [GoalOrder(goals, 8, seed=1).batch(update).tolist() for update in range(4)]
-    assert GoalOrder(goals, 8, seed=1).batch(3).tolist() == straight[3]
-    assert GoalOrder(goals, 8, seed=2).batch(3).tolist() != straight[3]
-
-
-def test_later_tries_of_an_update_play_other_goals_each_once():
-    order = GoalOrder(np.arange(50, 70), 4, seed=1)
-    first = order.batch(3).tolist()
-    tries = [order.batch(3, attempt).tolist() for attempt in range(1, 5)]
-    assert sorted([*first, *(goal for goals in tries for goal in goals)]) == list(range(50, 70))
-    assert order.batch(3, 5).tolist() == tries[0], "all have been played: from the beginning"
-    assert order.batch(4, 1).tolist() != tries[0]
-    assert GoalOrder(np.arange(4), 4, seed=1).batch(0, 1).size == 4, "there are no other goals"
-
-
-def test_a_batch_larger_than_the_split_is_refused():
-    with pytest.raises(SettingsError, match=r"data\.train_batch_size=9"):
-        GoalOrder(np.arange(8), 9, seed=0)
-
-
-def test_validation_goals_are_fixed_and_of_their_split(shop):
-    goals = fixed_goals(shop, "eval", 300)
-    assert len(set(goals.tolist())) == 300
-    assert set(goals.tolist()) <= set(shop.split("eval").tolist())
-    assert goals.tolist() == fixed_goals(shop, "eval", 300).tolist()
-    assert set(fixed_goals(shop, "eval", 100).tolist()) <= set(goals.tolist())
-    assert len(fixed_goals(shop, "eval", 10**6)) == len(shop.split("eval"))
 
 
 def test_goals_of_what_is_no_shop_are_seeds_in_three_splits():

@@ -1,0 +1,114 @@
+"""Goal lists for training and validation, as Parquet files of goal ids (`trainers/goal_files.py` says what is inside).
+
+    python -m data.prepare --mode text --train_data_size 16 --val_data_size 256
+    python -m data.prepare --train_data_size 0 --out lists env.webshop.data_dir=DIR env.webshop.split_by=product
+
+Writes train.parquet and test.parquet, for `data.train_files` and `data.val_files`. Training goals are a fixed choice of
+the train split, validation goals the very ones that a validation of as many goals plays without a list. The words after
+the options are settings of training, which say what the goals are of: the embedded shop, unless they name another.
+
+In the published preparation the sizes only count rows, and each update draws goals of its own; here a row is a goal.
+So a train list of one batch, as in the first line, makes every update play the same goals: leave `data.train_files`
+out, or write all goals (`--train_data_size 0`).
+"""
+
+# ruff: noqa: RUF009  group() makes dataclass fields
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainers.files import require_writable
+from trainers.goal_files import MODALITIES, save_goals
+from trainers.goals import fixed_goals, validation_split
+from trainers.settings import DataSettings, EnvSettings, SettingsError, group, resolve, setting
+from trainers.worlds import World, open_world
+from webshop_env.errors import ShopGymError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSettings:
+    """The settings of training that say which goals there are."""
+
+    recipe: str = setting("tiny", "where env settings come from")
+    env: EnvSettings = group(EnvSettings)
+    data: DataSettings = group(DataSettings)
+
+
+def prepare(out: Path, env: EnvSettings, *, modality: str, num_train: int, num_val: int) -> list[str]:
+    """Writes both lists.
+
+    Args:
+        out: Directory, made if need be; lists of before are replaced.
+        env: What the goals are of.
+        modality: What observations are.
+        num_train: Goals of train.parquet; 0 takes the whole split.
+        num_val: Goals of test.parquet; 0 takes the whole split.
+
+    Returns:
+        What was written, a line for each file.
+
+    Raises:
+        ShopGymError: A split has fewer goals than asked for, or the directory cannot be written.
+    """
+    world = open_world(env)
+    chosen = [
+        ("train.parquet", "train", _choose(world, "train", num_train, option="--train_data_size")),
+        ("test.parquet", split := validation_split(env), _choose(world, split, num_val, option="--val_data_size")),
+    ]
+    require_writable(out, setting="--out")
+    said = []
+    for name, split, goals in chosen:
+        save_goals(out / name, goals, world, env, split=split, modality=modality)
+        said.append(f"{out / name}: {len(goals)} of the {len(world.split(split))} {split} goals of {env.env_name}")
+    return said
+
+
+def _choose(world: World, split: str, num: int, *, option: str) -> np.ndarray:
+    available = len(world.split(split))
+    if num < 0 or num > available:
+        raise SettingsError(f"{option} must be 0 (all) to {available}, the goals of the {split} split, got {num}")
+    return fixed_goals(world, split, num or available)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m data.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mode", default="text", help="modality of the observations: text")
+    parser.add_argument("--train_data_size", type=int, default=0, help="goals of train.parquet; 0 (default) is all")
+    parser.add_argument("--val_data_size", type=int, default=256, help="goals of test.parquet; 0 is all")
+    parser.add_argument("--out", type=Path, help="directory (default: ~/data/verl-agent/MODE, where scripts look)")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of training, such as env.env_name")
+    options = parser.parse_intermixed_args(arguments)
+    out = options.out or Path("~/data/verl-agent") / options.mode
+    try:
+        if options.mode not in MODALITIES:
+            raise SettingsError(f"--mode must be {MODALITIES[0]}, got {options.mode}: no page here is a picture")
+        settings, notes, _ = resolve(options.settings, PrepareSettings)
+        said = prepare(
+            out.expanduser(),
+            settings.env,
+            modality=options.mode,
+            num_train=options.train_data_size,
+            num_val=options.val_data_size,
+        )
+    except ShopGymError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    for note in notes:
+        print(f"note: {note}")
+    print("\n".join(said))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

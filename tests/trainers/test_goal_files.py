@@ -1,0 +1,149 @@
+"""Goal lists as Parquet files: what is inside, who may read them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from data.prepare import main as prepare
+from trainers.goal_files import load_goals, save_goals
+from trainers.settings import SettingsError, resolve
+from trainers.worlds import open_world
+
+
+def env_of(*words: str):
+    return resolve(list(words))[0].env
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("lists") / "text"
+    assert prepare(["--mode", "text", "--train_data_size", "16", "--val_data_size", "256", "--out", str(out)]) == 0
+    return out
+
+
+def test_the_lists_hold_goals_with_the_columns_that_users_of_such_files_expect(lists):
+    rows = parquet.read_table(lists / "test.parquet").to_pylist()
+    shop = open_world(env_of())
+    assert len(rows) == 256 and parquet.read_table(lists / "train.parquet").num_rows == 16
+    assert {(row["data_source"], row["modality"], row["split"]) for row in rows} == {("WebShop-v1", "text", "eval")}
+    assert [row["index"] for row in rows] == list(range(256))
+    assert {shop.goal_by_id(row["goal_id"]).goal_index for row in rows} <= set(shop.split("eval").tolist())
+    assert rows[0]["env_kwargs"]["catalogue_hash"] == shop.catalogue_hash
+
+
+def test_the_default_place_is_where_published_scripts_look(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert prepare(["--train_data_size", "2", "--val_data_size", "2"]) == 0
+    assert str(tmp_path / "data" / "verl-agent" / "text" / "train.parquet") in capsys.readouterr().out
+    path = "$HOME/data/verl-agent/text/train.parquet"
+    assert len(load_goals(path, open_world(env_of()), env_of(), key="data.train_files")) == 2
+
+
+def test_a_list_means_the_same_goals_in_every_version_and_order_of_the_shop(lists):
+    path = str(lists / "train.parquet")
+    v1, verl = env_of(), env_of("env.env_name=Webshop", "env.seed=7")
+    shops = open_world(v1), open_world(verl)
+    places = [load_goals(path, shop, env, key="k") for shop, env in zip(shops, (v1, verl), strict=True)]
+    assert places[0].tolist() != places[1].tolist(), "the variant has an order of its own"
+    ids = [[shop.goal_at(goal).goal_id for goal in goals] for shop, goals in zip(shops, places, strict=True)]
+    assert ids[0] == ids[1] == parquet.read_table(path).column("goal_id").to_pylist()
+
+
+def test_goals_of_other_environments_are_seeds(tmp_path):
+    env = env_of("env.env_name=FrozenLake-v1")
+    words = ["--train_data_size", "3", "--val_data_size", "4", "--out", str(tmp_path), "env.env_name=FrozenLake-v1"]
+    assert prepare(words) == 0
+    world = open_world(env)
+    goals = load_goals(str(tmp_path / "train.parquet"), world, env, key="k")
+    assert len(goals) == 3 and set(goals.tolist()) <= set(world.split("train").tolist())
+    with pytest.raises(SettingsError, match=r"made for FrozenLake-v1, this run has env\.env_name=WebShop-v1"):
+        load_goals(str(tmp_path / "train.parquet"), open_world(env_of()), env_of(), key="k")
+    with pytest.raises(SettingsError, match="made for catalogue"):
+        other = env_of("env.env_name=FrozenLake-v1")
+        load_goals(str(tmp_path / "train.parquet"), type(world)("FrozenLake-v1", 99), other, key="k")
+
+
+def changed(lists: Path, target: Path, change) -> str:
+    """A copy of the train list with changed rows."""
+    table = parquet.read_table(lists / "train.parquet")
+    rows = table.to_pylist()
+    change(rows)
+    meta = table.schema.metadata
+    parquet.write_table(pa.Table.from_pylist(rows, schema=table.schema).replace_schema_metadata(meta), target)
+    return str(target)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.clear(), "holds no goals"),
+        (lambda rows: rows[3].update(goal_id="0" * 16), "names goal 0000000000000000, which is none of the synthetic"),
+        (lambda rows: rows[3].update(goal_id=rows[1]["goal_id"]), "twice"),
+        (lambda rows: rows[3].update(modality="visual"), "modality visual"),
+        (lambda rows: rows[3]["env_kwargs"].update(catalogue_hash="ab" * 32), "made for catalogue abababababababab"),
+        (lambda rows: rows[3].update(data_source="Sokoban-v0"), "made for Sokoban-v0"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused_in_one_line(lists, tmp_path, change, message):
+    path = changed(lists, tmp_path / "list.parquet", change)
+    with pytest.raises(SettingsError, match=message) as caught:
+        load_goals(path, open_world(env_of()), env_of(), key="data.train_files")
+    assert str(caught.value).startswith(f"data.train_files: {path}") and "\n" not in str(caught.value)
+
+
+def test_goals_of_another_kind_are_refused(lists):
+    env = env_of("env.webshop.goals=human")
+    with pytest.raises(SettingsError, match="which is none of the human goals of this catalogue"):
+        load_goals(str(lists / "train.parquet"), open_world(env), env, key="data.train_files")
+
+
+def test_what_is_no_goal_list_is_refused(lists, tmp_path):
+    world, env = open_world(env_of()), env_of()
+
+    def refusal(path: Path) -> str:
+        with pytest.raises(SettingsError) as caught:
+            load_goals(str(path), world, env, key="data.val_files")
+        assert "\n" not in str(caught.value) and "python -m data.prepare" in str(caught.value)
+        return str(caught.value)
+
+    assert "No such file" in refusal(tmp_path / "none.parquet")
+    (tmp_path / "half.parquet").write_bytes((lists / "train.parquet").read_bytes()[:-9])
+    assert "no whole Parquet file" in refusal(tmp_path / "half.parquet")
+    parquet.write_table(pa.table({"data_source": ["text"], "prompt": ["x"]}), tmp_path / "published.parquet")
+    assert "is no goal list (it lacks the column goal_id)" in refusal(tmp_path / "published.parquet")
+    table = parquet.read_table(lists / "train.parquet")
+    later = table.replace_schema_metadata({"shopgym_goal_list": json.dumps({"format": "2"})})
+    parquet.write_table(later, tmp_path / "later.parquet")
+    assert "its format is 2, not 1" in refusal(tmp_path / "later.parquet")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mode", "visual"], "--mode must be text, got visual"),
+        (["--train_data_size", "99999"], "--train_data_size must be 0 (all) to 4302, the goals of the train split"),
+        (["--val_data_size", "-1"], "--val_data_size must be 0 (all) to 1000"),
+        (["env.webshop.data_dir=nowhere"], "nowhere"),
+        (["env.maxsteps=3"], "did you mean 'env.max_steps'?"),
+        (["--out", "/dev/null/lists"], "--out: /dev/null/lists cannot be written"),
+    ],
+)
+def test_preparing_refuses_in_one_line_and_writes_nothing(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert prepare(words) == 2
+    said = capsys.readouterr().err
+    assert message in said and len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_is_replaced_whole(tmp_path):
+    world, env = open_world(env_of()), env_of()
+    for goals in ([1500, 1501], [1502]):
+        save_goals(tmp_path / "l.parquet", goals, world, env, split="train", modality="text")
+    assert load_goals(str(tmp_path / "l.parquet"), world, env, key="k").tolist() == [1502]
+    assert [path.name for path in tmp_path.iterdir()] == ["l.parquet"]

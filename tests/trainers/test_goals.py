@@ -1,0 +1,132 @@
+"""Goal orders: every goal once, a function of the update, fixed lists for validation; lists instead of splits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data.prepare import main as prepare
+from trainers.goals import (
+    GoalOrder,
+    fixed_goals,
+    goal_notes,
+    goals_hash,
+    training_goals,
+    validation_goals,
+    validation_source,
+)
+from trainers.settings import SettingsError, resolve
+from trainers.worlds import open_world
+
+
+@pytest.fixture(scope="module")
+def shop():
+    return open_world(resolve([])[0].env)
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory):
+    out = tmp_path_factory.mktemp("lists")
+    assert prepare(["--train_data_size", "20", "--val_data_size", "30", "--out", str(out)]) == 0
+    return out
+
+
+def test_every_goal_comes_once_before_any_comes_again():
+    goals = np.arange(100, 110)
+    order = GoalOrder(goals, 4, seed=3)
+    drawn = np.concatenate([order.batch(update) for update in range(5)])
+    assert sorted(drawn[:10]) == sorted(drawn[10:20]) == goals.tolist()
+    assert drawn[:10].tolist() != drawn[10:20].tolist()
+
+
+def test_the_goals_of_an_update_are_a_function_of_its_number():
+    goals = np.arange(50)
+    straight = [GoalOrder(goals, 8, seed=1).batch(update).tolist() for update in range(4)]
+    assert GoalOrder(goals, 8, seed=1).batch(3).tolist() == straight[3]
+    assert GoalOrder(goals, 8, seed=2).batch(3).tolist() != straight[3]
+
+
+def test_later_tries_of_an_update_play_other_goals_each_once():
+    order = GoalOrder(np.arange(50, 70), 4, seed=1)
+    first = order.batch(3).tolist()
+    tries = [order.batch(3, attempt).tolist() for attempt in range(1, 5)]
+    assert sorted([*first, *(goal for goals in tries for goal in goals)]) == list(range(50, 70))
+    assert order.batch(3, 5).tolist() == tries[0], "all have been played: from the beginning"
+    assert order.batch(4, 1).tolist() != tries[0]
+    assert GoalOrder(np.arange(4), 4, seed=1).batch(0, 1).size == 4, "there are no other goals"
+
+
+def test_a_batch_larger_than_the_split_is_refused():
+    with pytest.raises(SettingsError, match=r"data\.train_batch_size=9"):
+        GoalOrder(np.arange(8), 9, seed=0)
+
+
+def test_validation_goals_are_fixed_and_of_their_split(shop):
+    goals = fixed_goals(shop, "eval", 300)
+    assert len(set(goals.tolist())) == 300
+    assert set(goals.tolist()) <= set(shop.split("eval").tolist())
+    assert goals.tolist() == fixed_goals(shop, "eval", 300).tolist()
+    assert set(fixed_goals(shop, "eval", 100).tolist()) <= set(goals.tolist())
+    assert len(fixed_goals(shop, "eval", 10**6)) == len(shop.split("eval"))
+
+
+def test_a_goal_list_takes_the_place_of_a_split_and_is_played_by_the_same_order(shop, lists):
+    words = [f"data.train_files={lists / 'train.parquet'}", "data.train_batch_size=6", "trainer.seed=4"]
+    settings = resolve(words)[0]
+    order = training_goals(shop, settings)
+    assert len(order.goals) == 20 and set(order.goals.tolist()) <= set(shop.split("train").tolist())
+    epoch = np.concatenate([order.batch(update) for update in range(10)])
+    assert sorted(epoch[:20].tolist()) == sorted(epoch[20:40].tolist()) == order.goals.tolist()
+    resumed = training_goals(shop, settings)  # a checkpoint saves the number of the update: the position
+    assert [resumed.batch(u).tolist() for u in range(7, 10)] == [order.batch(u).tolist() for u in range(7, 10)]
+    assert goals_hash(order.goals) == goals_hash(order.goals[::-1]) != goals_hash(order.goals[1:])
+
+
+def test_a_list_of_validation_goals_is_that_of_the_split_and_is_played_whole(shop, lists):
+    plain = resolve(["data.val_batch_size=30"])[0]
+    listed = resolve([f"data.val_files={lists / 'test.parquet'}", "data.val_batch_size=10"])[0]
+    expected = validation_goals(shop, plain.env, plain.data)
+    assert validation_goals(shop, listed.env, listed.data).tolist() == expected.tolist()
+    assert (validation_source(plain.env, plain.data), validation_source(listed.env, listed.data)) == (
+        "eval",
+        "test.parquet",
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("data.train_batch_size=21", r"data\.train_batch_size=21 is more than the 20 goals of .*train\.parquet"),
+        ("data.val_batch_size=31", r"data\.val_batch_size=31 is more than the 30 goals of .*test\.parquet"),
+    ],
+)
+def test_a_list_shorter_than_the_batch_is_refused(shop, lists, word, message):
+    words = [f"data.train_files={lists / 'train.parquet'}", f"data.val_files={lists / 'test.parquet'}"]
+    settings = resolve([*words, "data.val_batch_size=30", word])[0]
+    with pytest.raises(SettingsError, match=message):
+        training_goals(shop, settings)
+        validation_goals(shop, settings.env, settings.data)
+
+
+def test_an_empty_split_is_refused():
+    class Empty:
+        catalogue_hash = "00"
+
+        def split(self, name):
+            return np.zeros(0, dtype=np.int32)
+
+    settings = resolve([])[0]
+    with pytest.raises(SettingsError, match="the eval split of this catalogue is empty; name a goal list"):
+        validation_goals(Empty(), settings.env, settings.data)
+    with pytest.raises(SettingsError, match="16 is more than the 0 goals of the train split"):
+        training_goals(Empty(), settings)
+
+
+def test_goals_that_come_too_often_or_are_tested_on_as_well_are_noted(shop, lists):
+    settings = resolve([f"data.train_files={lists / 'train.parquet'}"])[0]
+    order = training_goals(shop, settings)
+    repeated, shared = goal_notes(order.goals, order.goals[:5], settings)
+    assert "holds 20 goals, and this run plays 480: each comes about 24 times" in repeated
+    assert shared == "5 of the 5 validation goals are trained on too"
+    plain = resolve([])[0]
+    assert goal_notes(shop.split("train"), validation_goals(shop, plain.env, plain.data), plain) == []

@@ -1,0 +1,140 @@
+"""Which goals are played when: the order of training, the list of validations.
+
+Goals come from the splits of the world, or from goal lists (`goal_files.py`) where the settings name them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainers.goal_files import load_goals
+from trainers.settings import DataSettings, EnvSettings, Settings, SettingsError
+
+if TYPE_CHECKING:
+    from trainers.worlds import World
+
+GOAL_ORDER_SEED = 233
+"""Chooses the fixed validation goals out of a split; the published split seed."""
+
+
+def training_goals(world: World, settings: Settings) -> GoalOrder:
+    """The goals to learn from, in the order of the run's seed.
+
+    Raises:
+        SettingsError: The goal list does not fit this world, or there are fewer goals than an update plays.
+    """
+    data = settings.data
+    if data.train_files is None:
+        goals, source = world.split("train"), "the train split"
+    else:
+        goals, source = load_goals(data.train_files, world, settings.env, key="data.train_files"), data.train_files
+    return GoalOrder(goals, data.train_batch_size, seed=settings.trainer.seed, source=source)
+
+
+def validation_goals(world: World, env: EnvSettings, data: DataSettings) -> np.ndarray:
+    """int32, rising: the goals that every validation plays, all of the goal list or a fixed choice of the split.
+
+    Raises:
+        SettingsError: The goal list does not fit this world or is shorter than `val_batch_size`; the split is empty.
+    """
+    if data.val_files is None:
+        return fixed_goals(world, validation_split(env), data.val_batch_size)
+    goals = np.sort(load_goals(data.val_files, world, env, key="data.val_files"))
+    if len(goals) < data.val_batch_size:
+        raise SettingsError(
+            f"data.val_batch_size={data.val_batch_size} is more than the {len(goals)} goals of {data.val_files}; "
+            "lower it"
+        )
+    return goals
+
+
+def validation_split(env: EnvSettings) -> str:
+    """Goals that validations play: those of `eval`; the published run uses the first goals of the list."""
+    return "test" if env.variant == "verl" else "eval"
+
+
+def validation_source(env: EnvSettings, data: DataSettings) -> str:
+    """Where the goals of validations come from: a split, or the name of a file."""
+    return validation_split(env) if data.val_files is None else Path(data.val_files).name
+
+
+def goals_hash(goals: np.ndarray) -> str:
+    """16 hex digits that change when any goal of a list does."""
+    return hashlib.sha256(np.sort(goals).astype("<i4").tobytes()).hexdigest()[:16]
+
+
+def goal_notes(train: np.ndarray, validation: np.ndarray, settings: Settings) -> list[str]:
+    """What to tell about goal lists before long work begins: goals that are learnt too often, or tested on as well."""
+    notes = []
+    num_played = settings.trainer.total_updates * settings.data.train_batch_size
+    if settings.data.train_files is not None and num_played > len(train):
+        notes.append(
+            f"data.train_files holds {len(train)} goals, and this run plays {num_played}: each comes about "
+            f"{num_played / len(train):.3g} times (rows are goals here; the published files only count them)"
+        )
+    num_shared = len(np.intersect1d(train, validation))
+    if num_shared:
+        notes.append(f"{num_shared} of the {len(validation)} validation goals are trained on too")
+    return notes
+
+
+def fixed_goals(world: World, split: str, num: int) -> np.ndarray:
+    """The same `num` goals of a split every time, int32, rising; all of them when it has fewer."""
+    goals = world.split(split)
+    if len(goals) == 0:
+        raise SettingsError(
+            f"the {split} split of this catalogue is empty; name a goal list (data.train_files, data.val_files), or "
+            "another catalogue"
+        )
+    if num >= len(goals):
+        return np.asarray(goals)
+    return np.sort(np.random.default_rng(GOAL_ORDER_SEED).permutation(goals)[:num])
+
+
+class GoalOrder:
+    """Training goals in a seeded order: every goal once, then all again in another order.
+
+    The goals of an update are a function of its number alone: the position that a checkpoint saves.
+    """
+
+    def __init__(self, goals: np.ndarray, batch_size: int, *, seed: int, source: str = "the train split") -> None:
+        """Takes the goals.
+
+        Args:
+            goals: int [E], each once.
+            batch_size: Goals of an update.
+            seed: Of the order.
+            source: Where they come from, for the error.
+
+        Raises:
+            SettingsError: There are fewer goals than one update plays.
+        """
+        if len(goals) < batch_size:
+            raise SettingsError(
+                f"data.train_batch_size={batch_size} is more than the {len(goals)} goals of {source}; lower it"
+            )
+        self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
+
+    def batch(self, update: int, attempt: int = 0) -> np.ndarray:
+        """int32 [batch_size]: the goals of an update, from 0.
+
+        Args:
+            update: Pass of the main loop.
+            attempt: 0 gives what the order has for this update. Later ones give the other goals, in an order of their
+                own, each once before any comes again.
+        """
+        if attempt:
+            others = np.setdiff1d(self.goals, self.batch(update))
+            pool = others if len(others) else self.goals
+            mixed = np.random.default_rng((self.seed, update, 1)).permutation(pool)
+            return np.take(mixed, range((attempt - 1) * self.batch_size, attempt * self.batch_size), mode="wrap")
+        first = update * self.batch_size
+        places = np.arange(first, first + self.batch_size)
+        return np.asarray([self._order(int(place // len(self.goals)))[place % len(self.goals)] for place in places])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self.seed, epoch)).permutation(self.goals)
