@@ -8,8 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from webshop_env.catalog import index_document, load_catalog
+from webshop_env.search import analyzer
 from webshop_env.search.analyzer import MAX_TOKEN_LENGTH, STOP_WORDS, analyze, tokenize
 from webshop_env.search.stemmer import stem
 from webshop_env.search.word_break import OTHER, RANGES, ClassTable
@@ -117,6 +120,38 @@ def test_possessives_case_and_stop_words_go() -> None:
     assert analyze(" ".join(STOP_WORDS)) == []
     assert analyze("it's") == []  # a stop word once the 's is off
     assert analyze("\u0130zm\u0130r") == ["izmir"]
+
+
+def analyze_whole(text: str) -> list[str]:
+    """As the four steps are told: the whole text is cut at once, and nothing is remembered."""
+    return [term for term in map(analyzer._term.__wrapped__, tokenize(text)) if term is not None]
+
+
+# One character of every class, letters of both cases, what only looks like a blank, and ends that the stemmer cuts.
+SIGNS = sorted({chr(int(listed.split()[0].split("-")[0], 16)) for listed in RANGES.values()})
+PARTS = [*SIGNS, *" \t\n\u00a0\u202f\u3000aZé.:'’\"_-,;", "\u200d", "ing", "es", "'S", "the", "x" * 254, "\U0001f44d"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PARTS), st.just(" "), st.characters()), max_size=25).map("".join))
+def test_pieces_between_blanks_give_the_terms_of_the_whole_text(text: str) -> None:
+    assert analyze(text) == analyze(text) == analyze_whole(text)
+
+
+def test_real_documents_give_the_same_terms_piece_by_piece_and_whole(reference_dir: Path) -> None:
+    for product in load_catalog(reference_dir / "webshop-1k").products.values():
+        text = index_document(product)
+        assert analyze(text) == analyze_whole(text), product.asin
+
+
+def test_a_bounded_number_of_pieces_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = analyzer._PieceTerms()
+    monkeypatch.setattr(analyzer, "_PIECES", pieces)
+    monkeypatch.setattr(analyzer, "MAX_KEPT_PIECES", 3)
+    long_word = "a" * 300
+    for _ in range(2):
+        assert analyze(f"{long_word} red reds lamps Desks") == ["a" * 255, "a" * 45, "red", "red", "lamp", "desk"]
+    assert list(pieces) == ["red", "reds", "lamps"]
 
 
 def test_a_hundred_thousand_signs_take_no_more_than_a_moment() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 
 from webshop_env.catalog import Catalog, index_document, load_catalog
 from webshop_env.errors import ShopGymError
-from webshop_env.search import BM25Index, BM25Search, IndexMismatchError, QueryTooLongError, SearchEngine
+from webshop_env.search import BM25Index, BM25Search, IndexMismatchError, QueryTooLongError, SearchEngine, bm25
 from webshop_env.search.bm25 import LENGTHS, byte_to_length, length_to_byte
+from webshop_env.search.index_file import write_arrays
 
 DOCS = ["red wood table", "red red lamp", "blue wood chair with four legs", ""]
 ASINS = ["B3", "B2", "B1", "B0"]
@@ -139,12 +142,151 @@ def test_an_index_of_another_catalogue_or_a_damaged_one_is_refused(tmp_path: Pat
     with pytest.raises(IndexMismatchError, match=r"from catalogue a{16}, .* shop's is b{16}; build the index again"):
         BM25Index.load(path, "b" * 64)
     content = path.read_bytes()
-    for damaged in (b"", b"{}", content[: len(content) // 2]):
+    for damaged, reason in [
+        (b"", "not a search index of this release: it begins with b''"),
+        (b"{}", "not a search index of this release: it begins with b'{}'"),
+        (b"PK\x03\x04" + content[4:], "not a search index of this release"),
+        (content[:100], "damaged: its header does not have its checksum"),
+        (content.replace(b'"catalogue_hash": "aa', b'"catalogue_hash": "bb'), "damaged: its header"),
+        (content[:-64], f"damaged: {len(content) - 64:,} bytes instead of {len(content):,}"),
+        (content + b"more", "damaged: "),
+    ]:
         path.write_bytes(damaged)
-        with pytest.raises(IndexMismatchError, match="not a search index"):
+        with pytest.raises(IndexMismatchError, match=f"{re.escape(reason)}.*; build the index again"):
             BM25Index.load(path, "a" * 64)
+    write_arrays(path, {"format": "shopgym-bm25-99"}, {})
+    with pytest.raises(IndexMismatchError, match="format shopgym-bm25-99 is not shopgym-bm25-2"):
+        BM25Index.load(path, "a" * 64)
     with pytest.raises(FileNotFoundError):
         BM25Index.load(tmp_path / "none.npz", "a" * 64)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index"
+    index = BM25Index.build(DOCS, ASINS, catalogue_hash="a")
+    index.save(path)
+
+    def fail(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        BM25Index.build(["other"], ["B1"], catalogue_hash="a").save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["index"]
+    assert BM25Index.load(path, "a").search("red") == index.search("red")
+
+
+def test_an_open_index_keeps_its_file_when_a_new_one_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    BM25Index.build(DOCS, ASINS, catalogue_hash="a").save(path)
+    opened = BM25Index.load(path, "a")
+    BM25Index.build(["red"] * 4, ["C1", "C2", "C3", "C4"], catalogue_hash="a").save(path)
+    assert [asin for asin, _ in opened.search("red")] == ["B2", "B3"]
+    assert len(BM25Index.load(path, "a").search("red")) == 4
+
+
+def test_opening_reads_no_postings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index"
+    BM25Index.build(DOCS, ASINS, catalogue_hash="a").save(path)
+    opened = BM25Index.load(path, "a")
+    arrays = [value for value in vars(opened).values() if isinstance(value, np.ndarray)]
+    assert len(arrays) >= 9
+    for array in arrays:
+        assert not array.flags.owndata and not array.flags.writeable
+
+
+def test_documents_may_come_from_generators_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    docs = [" ".join(rng.choice(["red", "blue", "lamp", "desk", "oak"], size=rng.integers(0, 9))) for _ in range(100)]
+    asins = [f"B{number:03d}" for number in rng.permutation(100)]
+    whole = BM25Index.build(docs, asins)
+    monkeypatch.setattr("webshop_env.search.postings.CHUNK", 7)
+    pieces = BM25Index.build(iter(docs), (asin for asin in asins))
+    assert pieces.catalogue_hash == whole.catalogue_hash
+    for name, array in whole._arrays.items():
+        np.testing.assert_array_equal(array, pieces._arrays[name], err_msg=name)
+    with pytest.raises(ValueError, match="got 99 and 100"):
+        BM25Index.build(iter(docs), iter(asins[:99]))
+
+
+def test_asins_come_back_as_they_were(tmp_path: Path) -> None:
+    asins = ["", "B\0", "B\0\0", "\ud800", "\u00c4\U0001f44d", "B."]
+    index = BM25Index.build(["red"] * len(asins), asins, catalogue_hash="a")
+    index.save(tmp_path / "index")
+    for engine in (index, BM25Index.load(tmp_path / "index", "a")):
+        assert [asin for asin, _ in engine.search("red")] == sorted(asins)
+
+
+def test_terms_with_equal_checksums_are_told_apart() -> None:
+    assert zlib.crc32(b"plumless") == zlib.crc32(b"buckeroo")  # found by others; both are their own stems
+    index = BM25Index.build(["plumless", "buckeroo", "buckeroo"], ["B1", "B2", "B3"])
+    assert index.num_terms == 2
+    assert [asin for asin, _ in index.search("plumless")] == ["B1"]
+    assert [asin for asin, _ in index.search("buckeroo")] == ["B2", "B3"]
+
+
+@pytest.fixture
+def pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has small indexes searched as large ones are."""
+    monkeypatch.setattr(bm25, "PRUNED_DOCS", 0)
+    monkeypatch.setattr(bm25, "_GROUP_SIZE", 3)
+
+
+def random_documents(rng: np.random.Generator, num_docs: int) -> list[str]:
+    """Frequent and rare words, long and short documents, and many that are equal."""
+    words = np.array([f"w{number}" for number in range(400)])
+    shares = 1 / np.arange(1, 401) ** 1.1
+    sizes = np.minimum(rng.geometric(0.08, num_docs), 200) - 1
+    docs = [" ".join(rng.choice(words, size=size, p=shares / shares.sum())) for size in sizes]
+    return [doc if rng.random() < 0.8 else docs[rng.integers(20)] for doc in docs]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pruned_search_finds_exactly_what_scoring_everything_finds(seed: int, pruned: None) -> None:
+    rng = np.random.default_rng(seed)
+    docs = random_documents(rng, 1500)
+    k1, b = [(0.9, 0.4), (1.2, 1.0), (0.01, 0.0), (50.0, 0.9)][seed]
+    index = BM25Index.build(docs, [f"B{number:04d}" for number in rng.permutation(1500)], k1=k1, b=b)
+    assert 3 < len(index._dense_rows) < index.num_terms / 2
+    num_pruned = 0
+    for size in (*range(1, 13), 16, 17, 40, 300):
+        for _ in range(8):
+            words = rng.integers(0, rng.choice([5, 60, 450]), size=size)
+            weights = {}
+            for word in dict.fromkeys(words.tolist()):
+                term_id = index._term_id(f"w{word}")
+                if term_id is not None:
+                    weights[term_id] = np.float32(rng.choice([1, 1, 2, 1000])) * index._idfs[term_id]
+            if not weights:
+                continue
+            everything, scores = index._score_all(weights)
+            for k in (1, 10, 50):
+                hits, best_scores = index._score_best(weights, k)
+                needed = everything[scores >= np.sort(scores)[::-1][:k][-1]]
+                assert set(needed) <= set(hits)
+                np.testing.assert_array_equal(best_scores, scores[np.searchsorted(everything, hits)])
+                assert np.all(np.diff(hits) > 0)
+                num_pruned += len(hits) < len(everything)
+    assert num_pruned > 100
+
+
+def test_pruned_search_gives_the_recorded_rankings(reference_dir: Path, pruned: None, catalog: Catalog) -> None:
+    products = catalog.products
+    index = BM25Index.build([index_document(product) for product in products.values()], list(products))
+    assert len(index._dense_rows) > 100
+    num_equal = 0
+    for record in records(reference_dir / "golden" / "search.jsonl.gz"):
+        if "error" not in record:
+            expected = [(asin, score) for (asin, _), score in zip(record["hits"], record["raw_scores"], strict=True)]
+            assert index.search(record["query"]) == expected, record["query"][:200]
+            num_equal += 1
+    assert num_equal == 162
+
+
+def test_many_equal_documents_are_found_by_asin_when_pruned(pruned: None) -> None:
+    index = BM25Index.build(["red table"] * 5000, [f"B{number:04d}" for number in range(5000)][::-1])
+    assert [asin for asin, _ in index.search("red tables")] == [f"B{number:04d}" for number in range(50)]
+    assert index.search("unheardof the") == []
 
 
 def test_without_a_name_the_catalogue_is_named_by_its_content() -> None:

@@ -16,6 +16,9 @@ from webshop_env.search.word_break import ClassTable
 MAX_TOKEN_LENGTH = 255
 """Longer tokens are cut into pieces of this many UTF-16 units."""
 
+MAX_KEPT_PIECES, MAX_KEPT_LENGTH = 1 << 18, 32
+"""How many pieces of text are kept with their terms (some 60 MB), and up to how many characters each."""
+
 STOP_WORDS = frozenset(
     {
         "a",
@@ -145,13 +148,29 @@ def _stem_utf16(word: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _term(token: str) -> str | None:
-    """Turn one token into its search term; None for a stop word. Shops use few words often, so results are kept."""
+    """Turn one token into its search term; None for a stop word. Pieces with and without a comma share it."""
     if token[-1] in "sS" and token[-2:-1] in _APOSTROPHES:
         token = token[:-2]
     word = _lower(token)
     if word in STOP_WORDS:
         return None
     return stem(word) if word.isascii() or max(word) <= "\uffff" else _stem_utf16(word)
+
+
+class _PieceTerms(dict[str, tuple[str, ...]]):
+    """Piece of a text between two blanks -> its terms, found once for the pieces that come first, which come often.
+
+    A blank is part of no token and joins nothing, so what stands between two of them is cut the same in any text.
+    """
+
+    def __missing__(self, piece: str) -> tuple[str, ...]:
+        terms = tuple(term for term in map(_term, tokenize(piece)) if term is not None)
+        if len(self) < MAX_KEPT_PIECES and len(piece) <= MAX_KEPT_LENGTH:
+            self[piece] = terms
+        return terms
+
+
+_PIECES = _PieceTerms()
 
 
 def analyze(text: str) -> list[str]:
@@ -163,4 +182,4 @@ def analyze(text: str) -> list[str]:
     Returns:
         Terms, such as ["reclaim", "wood", "tabl"] for "The reclaimed wood table's".
     """
-    return [term for term in map(_term, tokenize(text)) if term is not None]
+    return [term for piece in text.split(" ") for term in _PIECES[piece]]

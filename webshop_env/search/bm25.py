@@ -2,29 +2,41 @@
 
 All the odd steps are Lucene's: document lengths are kept in one byte, scores of single terms are float32 and added in
 double precision, and a repeated query term counts as a weight.
+
+In large catalogues only documents that can be among the best are scored. A posting's share of its term's weight, the
+*impact*, is kept rounded up to a byte too; sums of whole numbers bound the scores of all documents from above.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
-import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from webshop_env.search.analyzer import analyze
-from webshop_env.search.base import IndexMismatchError, QueryTooLongError, require_catalogue
+from webshop_env.search.base import QueryTooLongError, require_catalogue
+from webshop_env.search.index_file import map_arrays, write_arrays
+from webshop_env.search.postings import asin_order, hash_order, invert, read_documents
 
-# Dimensions: N documents in ascending order of asin, T terms, P postings (pairs of term and document).
+# Dimensions: N documents in ascending order of asin, T terms in ascending order of their CRC-32, P postings (pairs of
+# term and document), C codes (pairs of frequency and length, in ascending order of impact), D dense terms.
 
 MAX_QUERY_TERMS = 1024
-_FORMAT = "shopgym-bm25-1"
+_FORMAT = "shopgym-bm25-2"
 _EXACT_LENGTHS = 24
+
+PRUNED_DOCS = 20_000
+"""With fewer documents all that hold a term are scored; bounds would cost more than they save."""
+_DENSE_SHARE = 16
+"""A term in more than one of so many documents has its impacts on all documents as a row of bytes."""
+_GROUP_SIZE = 256
+"""So many documents share a place in the list of highest bounds, from which the threshold is taken."""
+_IMPACT_STEPS = 254
+"""Impacts 0 to 1 are 1 to 255 in bytes; 0 says that the term is absent."""
 
 
 def length_to_byte(length: int) -> int:
@@ -56,59 +68,46 @@ class BM25Index:
 
     def __init__(
         self,
-        asins: Sequence[str],
-        terms: Sequence[str],
+        arrays: Mapping[str, np.ndarray],
         *,
-        starts: np.ndarray,
-        docs: np.ndarray,
-        tfs: np.ndarray,
-        length_bytes: np.ndarray,
         num_tokens: int,
-        k1: float,
-        b: float,
         catalogue_hash: str,
     ) -> None:
-        """Take over finished arrays; callers use `build` or `load`.
+        """Take over finished arrays; callers use `build` or `load`. Nothing is read from them here.
 
         Args:
-            asins: N asins, ascending.
-            terms: T terms; term i has the postings starts[i]:starts[i + 1].
-            starts: int64 [T + 1].
-            docs: int32 [P], places in `asins`, ascending within a term.
-            tfs: int32 [P], how often the term occurs in the document, at least 1.
-            length_bytes: uint8 [N], document lengths as `length_to_byte` gives them.
+            arrays:
+                asins: bytes [N], UTF-8, each with a full stop behind it, as arrays of bytes drop zeros at the end;
+                term_hashes: uint32 [T]; term_bytes: uint8, the terms in UTF-8; term_ends: int64 [T + 1], where
+                they end in it, after a 0;
+                idfs: float32 [T]; starts: int64 [T + 1]: term i has the postings starts[i]:starts[i + 1];
+                docs: int32 [P], ascending within a term; codes: uint [P], places in the next two;
+                saturations: float32 [C], 1 + frequency / length norm; impacts: uint8 [C];
+                dense_terms: int64 [D]; dense_rows: uint8 [D, N], impacts.
             num_tokens: tokens of all documents together.
-            k1: how slowly repeated terms saturate, above 0.
-            b: share of the length in the normalisation, in [0, 1].
             catalogue_hash: names the catalogue that the documents come from.
         """
-        self._asins = tuple(asins)
-        self._terms = tuple(terms)
-        self._term_ids = {term: term_id for term_id, term in enumerate(self._terms)}
-        self._starts, self._docs, self._tfs, self._length_bytes = starts, docs, tfs, length_bytes
+        self._arrays = dict(arrays)
+        self._asins, self._starts = arrays["asins"], arrays["starts"]
+        self._term_hashes, self._term_ends = arrays["term_hashes"], arrays["term_ends"]
+        self._term_bytes, self._idfs = arrays["term_bytes"], arrays["idfs"]
+        self._docs, self._codes = arrays["docs"], arrays["codes"]
+        self._saturations, self._impacts = arrays["saturations"], arrays["impacts"]
+        self._dense_rows = dict(zip(arrays["dense_terms"].tolist(), arrays["dense_rows"], strict=True))
         self._num_tokens = num_tokens
-        self._k1, self._b = k1, b
         self.catalogue_hash = catalogue_hash
-
-        num_filled = max(int(np.count_nonzero(length_bytes)), 1)  # Lucene counts documents that have any term
-        one, k1_32, b_32 = np.float32(1), np.float32(k1), np.float32(b)
-        average = np.float32(num_tokens / num_filled)
-        inverse_norms = one / (k1_32 * ((one - b_32) + b_32 * LENGTHS / (average or one)))  # [256]
-        self._saturations = one + tfs.astype(np.float32) * inverse_norms[length_bytes[docs]]  # [P]
-        counts = np.diff(starts).astype(np.float64)
-        self._idfs = np.log(1 + (num_filled - counts + 0.5) / (counts + 0.5)).astype(np.float32)  # [T]
 
     @classmethod
     def build(
         cls,
-        docs: Sequence[str],
-        asins: Sequence[str],
+        docs: Iterable[str],
+        asins: Iterable[str],
         *,
         k1: float = 0.9,
         b: float = 0.4,
         catalogue_hash: str | None = None,
     ) -> BM25Index:
-        """Index one text per product.
+        """Index one text per product. Texts are taken one by one; memory grows with what is kept of them.
 
         Args:
             docs: N texts; an empty one is allowed and is never found.
@@ -120,43 +119,44 @@ class BM25Index:
         Raises:
             ValueError: if there are not as many asins as texts, an asin comes twice, or k1 or b is out of range.
         """
-        if len(docs) != len(asins):
-            raise ValueError(f"as many asins as documents are needed, got {len(asins)} and {len(docs)}")
         if not k1 > 0 or not 0 <= b <= 1:
             raise ValueError(f"k1 must be above 0 and b in [0, 1], got k1={k1} and b={b}")
-        order = sorted(range(len(asins)), key=asins.__getitem__)
-        for left, right in pairwise(order):
-            if asins[left] == asins[right]:
-                raise ValueError(f"asin {asins[left]} comes twice; every product needs its own")
+        documents = read_documents(docs, asins, with_hash=catalogue_hash is None)
+        order = asin_order(documents.asins)
+        term_order, term_hashes = hash_order(documents.terms)
+        terms = [documents.terms[place] for place in term_order]
+        term_ends = np.cumsum([0, *map(len, terms)], dtype=np.int64)
+        different, places = np.unique(documents.lengths, return_inverse=True)
+        length_bytes = np.array([length_to_byte(length) for length in different.tolist()], dtype=np.uint8)[places]
+        num_tokens = int(documents.lengths.sum())
+        num_filled = max(int(np.count_nonzero(documents.lengths)), 1)  # Lucene counts documents that have any term
 
-        term_ids: dict[str, int] = {}
-        posting_terms: list[int] = []
-        posting_tfs: list[int] = []
-        doc_sizes, lengths = [], []
-        for place in order:
-            tokens = analyze(docs[place])
-            counts = Counter(tokens)
-            posting_terms += [term_ids.setdefault(term, len(term_ids)) for term in counts]
-            posting_tfs += counts.values()
-            doc_sizes.append(len(counts))
-            lengths.append(len(tokens))
-
-        posting_term_array = np.array(posting_terms, dtype=np.int64)  # [P], by document
-        by_term = np.argsort(posting_term_array, kind="stable")  # keeps documents ascending
-        posting_docs = np.repeat(np.arange(len(order), dtype=np.int32), doc_sizes)  # [P]
-        starts = np.zeros(len(term_ids) + 1, dtype=np.int64)
-        np.cumsum(np.bincount(posting_term_array, minlength=len(term_ids)), out=starts[1:])
+        postings = invert(documents, order=order, term_order=term_order, length_bytes=length_bytes)
+        one, k1_32, b_32 = np.float32(1), np.float32(k1), np.float32(b)
+        average = np.float32(num_tokens / num_filled)
+        with np.errstate(divide="ignore"):  # by the norm of an empty document, which no posting has
+            inverse_norms = one / (k1_32 * ((one - b_32) + b_32 * LENGTHS / (average or one)))  # [256]
+        saturations = one + postings.tfs.astype(np.float32) * inverse_norms[postings.length_bytes]
+        saturations, codes = np.unique(saturations, return_inverse=True)  # [C]
+        counts = np.diff(postings.starts).astype(np.float64)
+        # Rounded up, with some to spare for the float32 arithmetic of scores.
+        impacts = np.ceil(_IMPACT_STEPS * (1 - 1 / saturations.astype(np.float64)) + 1e-3).astype(np.uint8)
+        arrays = {
+            "asins": _packed_asins([documents.asins[place] for place in order]),
+            "term_hashes": term_hashes,
+            "term_bytes": np.frombuffer(b"".join(terms), dtype=np.uint8),
+            "term_ends": term_ends,
+            "idfs": np.log(1 + (num_filled - counts + 0.5) / (counts + 0.5)).astype(np.float32),
+            "starts": postings.starts,
+            "docs": postings.docs,
+            "codes": codes.astype(np.min_scalar_type(max(len(saturations) - 1, 0)))[postings.codes],
+            "saturations": saturations,
+            "impacts": impacts,
+        }
         return cls(
-            [asins[place] for place in order],
-            list(term_ids),
-            starts=starts,
-            docs=posting_docs[by_term],
-            tfs=np.array(posting_tfs, dtype=np.int32)[by_term],
-            length_bytes=np.array([length_to_byte(length) for length in lengths], dtype=np.uint8),
-            num_tokens=sum(lengths),
-            k1=k1,
-            b=b,
-            catalogue_hash=_hash_of(docs, asins) if catalogue_hash is None else catalogue_hash,
+            {**arrays, **_dense(arrays, len(order))},
+            num_tokens=num_tokens,
+            catalogue_hash=documents.content_hash if catalogue_hash is None else catalogue_hash,
         )
 
     @property
@@ -165,7 +165,7 @@ class BM25Index:
 
     @property
     def num_terms(self) -> int:
-        return len(self._terms)
+        return len(self._idfs)
 
     @property
     def num_postings(self) -> int:
@@ -192,91 +192,126 @@ class BM25Index:
         Raises:
             QueryTooLongError: if the query has more than 1,024 distinct terms, as in Lucene.
         """
-        weights = Counter(analyze(query))
-        if len(weights) > MAX_QUERY_TERMS:
+        counts = Counter(analyze(query))
+        if len(counts) > MAX_QUERY_TERMS:
             if not truncate:
                 raise QueryTooLongError(
-                    f"the query has {len(weights)} distinct terms, at most {MAX_QUERY_TERMS} are allowed; shorten it"
+                    f"the query has {len(counts)} distinct terms, at most {MAX_QUERY_TERMS} are allowed; shorten it"
                 )
-            weights = Counter(dict(islice(weights.items(), MAX_QUERY_TERMS)))
+            counts = Counter(dict(islice(counts.items(), MAX_QUERY_TERMS)))
+        weights: dict[int, np.float32] = {}
+        for term, count in counts.items():
+            term_id = self._term_id(term)
+            if term_id is not None:
+                weights[term_id] = np.float32(count) * self._idfs[term_id]
+        if k <= 0 or not weights:
+            return []
+        if self.num_docs < PRUNED_DOCS or k * _GROUP_SIZE > self.num_docs:
+            hits, scores = self._score_all(weights)
+        else:
+            hits, scores = self._score_best(weights, k)
+        if hits.size > 4 * k:  # sort only what can be among the first k
+            is_candidate = scores >= _kth_largest(scores, k)
+            hits, scores = hits[is_candidate], scores[is_candidate]
+        best = np.argsort(-scores, kind="stable")[:k]  # documents ascend by asin, so ties do too
+        asins = [asin[:-1].decode("utf-8", "surrogatepass") for asin in self._asins[hits[best]].tolist()]
+        return list(zip(asins, scores[best].tolist(), strict=True))
 
+    def _term_id(self, term: str) -> int | None:
+        text = term.encode("utf-8", "surrogatepass")
+        checksum = zlib.crc32(text)
+        term_id = int(np.searchsorted(self._term_hashes, np.uint32(checksum)))
+        while term_id < self.num_terms and self._term_hashes[term_id] == checksum:
+            if self._term_bytes[self._term_ends[term_id] : self._term_ends[term_id + 1]].tobytes() == text:
+                return term_id
+            term_id += 1
+        return None
+
+    def _postings(self, term_id: int) -> tuple[np.ndarray, np.ndarray]:
+        places = slice(self._starts[term_id], self._starts[term_id + 1])
+        return self._docs[places], self._codes[places]
+
+    def _score_all(self, weights: Mapping[int, np.float32]) -> tuple[np.ndarray, np.ndarray]:
+        """Every document that holds a term, ascending, and its score (float32)."""
         scores = np.zeros(self.num_docs, dtype=np.float64)
         is_hit = np.zeros(self.num_docs, dtype=bool)
-        for term, count in weights.items():
-            term_id = self._term_ids.get(term)
-            if term_id is None:
-                continue
-            postings = slice(self._starts[term_id], self._starts[term_id + 1])
-            docs = self._docs[postings]
-            weight = np.float32(count) * self._idfs[term_id]
-            scores[docs] += weight - weight / self._saturations[postings]  # float32 terms, double sum
+        for term_id, weight in weights.items():
+            docs, codes = self._postings(term_id)
+            scores[docs] += weight - weight / self._saturations[codes]  # float32 terms, double sum
             is_hit[docs] = True
         hits = np.flatnonzero(is_hit)
-        if k <= 0 or not hits.size:
-            return []
-        hit_scores = scores[hits].astype(np.float32)
-        if hits.size > 4 * k:  # sort only what can be among the first k
-            kth_best = np.partition(hit_scores, hits.size - k)[hits.size - k]
-            is_candidate = hit_scores >= kth_best
-            hits, hit_scores = hits[is_candidate], hit_scores[is_candidate]
-        best = np.argsort(-hit_scores, kind="stable")[:k]  # documents ascend by asin, so ties do too
-        asins = map(self._asins.__getitem__, hits[best].tolist())
-        return list(zip(asins, hit_scores[best].tolist(), strict=True))
+        return hits, scores[hits].astype(np.float32)
+
+    def _score_some(self, docs: np.ndarray, weights: Mapping[int, np.float32]) -> np.ndarray:
+        """Scores (float32) of some documents, ascending: the same sums as in `_score_all`."""
+        docs = docs.astype(np.int32)
+        scores = np.zeros(len(docs), dtype=np.float64)
+        for term_id, weight in weights.items():
+            with_term, codes = self._postings(term_id)
+            places = np.searchsorted(with_term, docs)
+            places[places == len(with_term)] = 0
+            is_there = with_term[places] == docs
+            scores[is_there] += weight - weight / self._saturations[codes[places[is_there]]]
+        return scores.astype(np.float32)
+
+    def _score_best(self, weights: Mapping[int, np.float32], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """At least every document that is among the best k or equals the last of them, ascending, and its score."""
+        bounds, scale = self._bounds(weights)
+        group_best = bounds.max(axis=0)
+        least = max(int(_kth_largest(group_best, k)), 1)  # k documents at least have this bound
+        docs = _at_least(bounds, group_best, least)
+        scores = self._score_some(docs, weights)
+        if len(docs) >= k:
+            kth_best = float(_kth_largest(scores, k))
+            enough = int(kth_best * scale * (1 - 1e-6))  # scores are rounded by less than a millionth
+        else:
+            enough = 1
+        if enough < least:
+            docs = _at_least(bounds, group_best, max(enough, 1))
+            scores = self._score_some(docs, weights)
+        return docs, scores
+
+    def _bounds(self, weights: Mapping[int, np.float32]) -> tuple[np.ndarray, float]:
+        """Whole numbers that bound the scores of all documents.
+
+        Returns:
+            uint [_GROUP_SIZE, N / _GROUP_SIZE rounded up], by document, and how much a score of 1 is in them. A
+            document has bound 0 only if it holds none of the terms.
+        """
+        num_bytes = 2 if len(weights) <= 16 else 4
+        dtype = np.dtype(f"u{num_bytes}")
+        room = (256**num_bytes - 1) // 255 - len(weights)  # every weight is rounded up
+        scale = room / sum(map(float, weights.values()))
+        num_groups = -(-self.num_docs // _GROUP_SIZE)
+        bounds = np.zeros(_GROUP_SIZE * num_groups, dtype=dtype)
+        product = np.empty(self.num_docs, dtype=dtype)
+        for term_id, weight in weights.items():
+            factor = dtype.type(np.ceil(float(weight) * scale))
+            row = self._dense_rows.get(term_id)
+            if row is not None:
+                np.multiply(row, factor, out=product, dtype=dtype)
+                bounds[: self.num_docs] += product
+            else:
+                docs, codes = self._postings(term_id)
+                np.add.at(bounds, docs, (self._impacts * factor)[codes])
+        return bounds.reshape(_GROUP_SIZE, num_groups), scale * _IMPACT_STEPS
 
     def save(self, path: str | Path) -> None:
         """Write the index to one file, whole or not at all: readers never see half of it."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(
-                    file,
-                    format=np.array(_FORMAT),
-                    catalogue_hash=np.array(self.catalogue_hash),
-                    asins=_pack(self._asins),
-                    terms=_pack(self._terms),
-                    starts=self._starts,
-                    docs=self._docs,
-                    tfs=self._tfs,
-                    length_bytes=self._length_bytes,
-                    num_tokens=np.array(self._num_tokens),
-                    k1=np.array(self._k1),
-                    b=np.array(self._b),
-                )
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        facts = {"format": _FORMAT, "catalogue_hash": self.catalogue_hash, "num_tokens": self._num_tokens}
+        write_arrays(Path(path), facts, self._arrays)
 
     @classmethod
     def load(cls, path: str | Path, catalogue_hash: str) -> BM25Index:
-        """Read an index that `save` wrote for this catalogue.
+        """Open an index that `save` wrote for this catalogue, by a memory map.
 
         Raises:
             IndexMismatchError: if the file is damaged, of another format, or was built from another catalogue.
             FileNotFoundError: if there is no such file.
         """
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            found_format = str(arrays["format"])
-            if found_format != _FORMAT:
-                raise IndexMismatchError(f"{path}: format {found_format} is not {_FORMAT}; build the index again")
-            require_catalogue(str(arrays["catalogue_hash"]), catalogue_hash, str(path))
-            return cls(
-                _unpack(arrays["asins"]),
-                _unpack(arrays["terms"]),
-                **{name: arrays[name] for name in ("starts", "docs", "tfs", "length_bytes")},
-                num_tokens=int(arrays["num_tokens"]),
-                k1=float(arrays["k1"]),
-                b=float(arrays["b"]),
-                catalogue_hash=catalogue_hash,
-            )
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            if isinstance(error, IndexMismatchError):
-                raise
-            raise IndexMismatchError(f"{path}: not a search index ({error}); build the index again") from error
+        facts, arrays = map_arrays(Path(path), _FORMAT)
+        require_catalogue(facts["catalogue_hash"], catalogue_hash, str(path))
+        return cls(arrays, num_tokens=facts["num_tokens"], catalogue_hash=catalogue_hash)
 
 
 class BM25Search:
@@ -300,20 +335,29 @@ class BM25Search:
         return tuple(asin for asin, _ in self.index.search(query, k, truncate=self._truncate))
 
 
-def _hash_of(docs: Sequence[str], asins: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for asin, doc in zip(asins, docs, strict=True):
-        for text in (asin, doc):
-            encoded = text.encode("utf-8", "surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    return digest.hexdigest()
+def _packed_asins(asins: list[str]) -> np.ndarray:
+    return np.array([asin.encode("utf-8", "surrogatepass") + b"." for asin in asins] or [b""])[: len(asins)]
 
 
-def _pack(texts: Sequence[str]) -> np.ndarray:
-    """Store texts as bytes with line feeds between: neither asins nor terms hold one."""
-    return np.frombuffer("\n".join(texts).encode("utf-8", "surrogatepass"), dtype=np.uint8)
+def _dense(arrays: Mapping[str, np.ndarray], num_docs: int) -> dict[str, np.ndarray]:
+    """Rows of the terms that many documents hold; none for a small catalogue."""
+    starts = arrays["starts"]
+    terms = np.flatnonzero(np.diff(starts) > num_docs // _DENSE_SHARE) if num_docs >= PRUNED_DOCS else np.arange(0)
+    rows = np.zeros((len(terms), num_docs), dtype=np.uint8)
+    for row, term_id in zip(rows, terms, strict=True):
+        places = slice(starts[term_id], starts[term_id + 1])
+        row[arrays["docs"][places]] = arrays["impacts"][arrays["codes"][places]]
+    return {"dense_terms": terms, "dense_rows": rows}
 
 
-def _unpack(packed: np.ndarray) -> list[str]:
-    text = packed.tobytes().decode("utf-8", "surrogatepass")
-    return text.split("\n") if text else []
+def _kth_largest(values: np.ndarray, k: int) -> np.number:
+    return np.partition(values, len(values) - k)[len(values) - k]
+
+
+def _at_least(bounds: np.ndarray, group_best: np.ndarray, least: int) -> np.ndarray:
+    """Documents, ascending, whose bound is at least `least`; `group_best` holds the highest of each column."""
+    columns = np.flatnonzero(group_best >= least)
+    if 8 * len(columns) > len(group_best):
+        return np.flatnonzero(bounds.reshape(-1) >= least)
+    rows, places = np.nonzero(bounds[:, columns] >= least)
+    return rows * len(group_best) + columns[places]
