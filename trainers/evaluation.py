@@ -2,9 +2,11 @@
 
     python trainers/evaluation.py model=embedded goals=300 out=before.json
     python trainers/evaluation.py model=outputs/tiny/checkpoints/update_000030/policy goals=300 baseline=before.json
+    python trainers/evaluation.py endpoint.base_url=http://localhost:8000/v1 model=NAME env.prompt=think out=other.json
+    python trainers/evaluation.py compare before.json other.json
 
 One episode per goal. The sampling noise belongs to the goal's place in the list, so that two evaluations of the same
-list with the same seed share it.
+list with the same seed share it. `out` gets everything as JSON, and a row per goal as Parquet beside it.
 
 Dimension: N goals.
 """
@@ -18,9 +20,10 @@ import os
 if __name__ == "__main__":  # before torch: threads that wait by spinning starve each other on busy cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import hashlib
+import io
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,30 +31,34 @@ from typing import Any
 import numpy as np
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
+from rollout.engines.openai import OpenAIEngine
+from rollout.engines.prompts import PromptEncoder
 from rollout.types import Policy, SamplingParams, StepBatch
 from trainers.command import settings_of
+from trainers.estimates import Estimate, cluster_estimate, mean_estimate, paired_share_estimate, share_estimate
 from trainers.files import require_writable, write_atomically
+from trainers.goal_files import load_goals
+from trainers.goals import fixed_goals, validation_source
+from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
 from trainers.ranks import Ranks, start_ranks, stop_ranks
 from trainers.rollouts import collect_over_ranks
 from trainers.settings import DataSettings, EnvSettings, SettingsError, group, setting
+from trainers.worlds import (
+    World,
+    goal_ids,
+    goal_products,
+    make_grammar,
+    make_manager,
+    open_world,
+    require_positions,
+)
 
-Z_95 = 1.959963984540054
-"""Standard normal quantile of two-sided 95 %."""
+CountTokens = Callable[[str], int]
+
 NOISE_UPDATE = -1
 """The noise of evaluations is that of update -1: never that of training, and the same before and after."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-    num: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.num})"
+COLUMNS = ("goal_index", "goal_id", "product", "won", "task_score", "episode_length")
+"""What an evaluation says of each goal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,18 +76,31 @@ class GoalList:
 class Evaluation:
     """What became of each goal."""
 
+    policy: str
+    """Who played."""
     goal_list: GoalList
     split: str
     temperature: float
     seed: int
+    setup: dict[str, Any]
+    """What else a result depends on: prompt, limits, decoding."""
     goal_index: list[int]
     """[N], rising."""
+    goal_id: list[str]
+    """[N]."""
+    product: list[str | None]
+    """[N]: asin of the goal's product; None where goals are no products."""
     won: list[bool]
     """[N]."""
     task_score: list[float]
     """[N] in [0, 1]; 0 without a purchase."""
     episode_length: list[int]
     """[N] steps."""
+
+    @property
+    def goals_hash(self) -> str:
+        """16 hex digits of the SHA-256 of the goals' ids: equal for the same goals of the same split."""
+        return hashlib.sha256("\n".join(self.goal_id).encode()).hexdigest()[:16]
 
     @property
     def success(self) -> Estimate:
@@ -91,6 +111,19 @@ class Evaluation:
     def score(self) -> Estimate:
         """Mean task score, with the normal interval cut to [0, 1]."""
         return mean_estimate(np.asarray(self.task_score), lowest=0.0)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Success and score over goals, and over products where the splits are cut between products."""
+        found = {"success": self.success, "score": self.score}
+        if self._has_clusters:
+            products = [str(asin) for asin in self.product]
+            found["success by product"] = cluster_estimate(np.asarray(self.won), products)
+            found["score by product"] = cluster_estimate(np.asarray(self.task_score), products)
+        return found
+
+    @property
+    def _has_clusters(self) -> bool:
+        return self.goal_list.split_by == "product" and None not in self.product
 
     def metrics(self) -> dict[str, float]:
         """Figures for the log."""
@@ -107,84 +140,33 @@ class Evaluation:
         }
 
 
-def share_estimate(hits: np.ndarray) -> Estimate:
-    """Share of True in bool [N] with Wilson's 95 % interval, which holds for 0 and for N hits too."""
-    num = len(hits)
-    if num == 0:
-        raise ValueError("an estimate needs at least one value")
-    share = float(np.mean(hits))
-    centre = (share + Z_95**2 / (2 * num)) / (1 + Z_95**2 / num)
-    half = Z_95 / (1 + Z_95**2 / num) * math.sqrt(share * (1 - share) / num + Z_95**2 / (4 * num**2))
-    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half), num)
-
-
-def mean_estimate(values: np.ndarray, *, lowest: float) -> Estimate:
-    """Mean of float [N] in [lowest, 1] with the normal 95 % interval, no wider than the values can be.
-
-    Values that are all equal, a single one among them, have an interval of no width.
-    """
-    if len(values) == 0:
-        raise ValueError("an estimate needs at least one value")
-    values = np.asarray(values, dtype=np.float64)
-    mean = float(values.mean())
-    half = Z_95 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half), len(values))
-
-
-def paired_share_estimate(before: np.ndarray, after: np.ndarray) -> Estimate:
-    """How much larger the share of True is in `after` than in `before`, both bool [N], pair by pair.
-
-    The 95 % interval holds the differences that Tango's score test for paired shares (Statistics in Medicine 17, 1998)
-    does not reject. Where many pairs differ it is about the normal interval; where none does it is
-    +-z^2 / (N + z^2), not a point.
-    """
-    num = len(before)
-    if num == 0:
-        raise ValueError("an estimate needs at least one pair")
-    num_gained, num_lost = int(np.sum(~before & after)), int(np.sum(before & ~after))
-    return Estimate(
-        (num_gained - num_lost) / num,
-        -_highest_share_difference(num_lost, num_gained, num),
-        _highest_share_difference(num_gained, num_lost, num),
-        num,
-    )
-
-
-def _highest_share_difference(num_gained: int, num_lost: int, num: int) -> float:
-    """Upper end of Tango's interval, by halving what is left; its statistic falls as the difference grows."""
-    low, high = (num_gained - num_lost) / num, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        linear = (2 * num - num_gained + num_lost) * middle - num_gained - num_lost
-        lost_share = (math.sqrt(linear**2 + 8 * num * num_lost * middle * (1 - middle)) - linear) / (4 * num)
-        variance = num * (2 * lost_share + middle * (1 - middle))
-        if (num * middle - num_gained + num_lost) ** 2 > Z_95**2 * variance:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
 def paired_differences(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
     """How much `after` is better, goal by goal: success with a score interval, score with the normal one, 95 % each.
+
+    Where the splits are cut between products, also the mean over products of their mean differences.
 
     Raises:
         SettingsError: The two were not made on the same goals of the same catalogue.
     """
     require_same_goals(before, goal_list=after.goal_list, goal_index=after.goal_index)
-    return {
-        "success": paired_share_estimate(np.asarray(before.won), np.asarray(after.won)),
-        "score": mean_estimate(np.asarray(after.task_score) - np.asarray(before.task_score), lowest=-1.0),
-    }
+    won = np.asarray(before.won), np.asarray(after.won)
+    score = np.asarray(after.task_score) - np.asarray(before.task_score)
+    found = {"success": paired_share_estimate(*won), "score": mean_estimate(score, lowest=-1.0)}
+    if after._has_clusters:
+        products = [str(asin) for asin in after.product]
+        found["success by product"] = cluster_estimate(won[1].astype(float) - won[0], products)
+        found["score by product"] = cluster_estimate(score, products)
+    return found
 
 
-def pairing_notes(before: Evaluation, *, temperature: float, seed: int) -> list[str]:
-    """What to tell beside a comparison: whether the two sampled otherwise, so that not only the policies differ."""
-    here = {"temperature": temperature, "seed": seed}
+def pairing_notes(before: Evaluation, after: Evaluation) -> list[str]:
+    """What to tell beside a comparison: what the two had that differs, so that not only the policies do."""
+    then = {"temperature": before.temperature, "seed": before.seed, **before.setup}
+    now = {"temperature": after.temperature, "seed": after.seed, **after.setup}
     return [
-        f"the earlier evaluation had {name} {getattr(before, name)}, this one has {value}"
-        for name, value in here.items()
-        if getattr(before, name) != value
+        f"the earlier evaluation had {name} {then.get(name)}, this one has {now.get(name)}"
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
     ]
 
 
@@ -213,21 +195,29 @@ def evaluate(
     ranks: Ranks,
     *,
     seed: int,
+    world: World,
     goal_list: GoalList,
     split: str,
+    setup: Mapping[str, Any],
+    name: str,
     on_rows: Callable[[StepBatch], None] | None = None,
 ) -> Evaluation:
-    """Plays each goal once; `on_rows` gets all rows, on every rank."""
+    """Plays each goal once; `on_rows` gets all rows, on every rank. The policy is called `name` in the result."""
     rows = collect_over_ranks(collector, policy, goals, params, ranks, group_size=1, update=NOISE_UPDATE, seed=seed)
     if on_rows is not None:
         on_rows(rows)
     _, firsts = np.unique(rows.episode_id, return_index=True)
+    played = rows.goal_index[firsts]
     return Evaluation(
+        policy=name,
         goal_list=goal_list,
         split=split,
         temperature=params.temperature,
         seed=seed,
-        goal_index=rows.goal_index[firsts].tolist(),
+        setup=dict(setup),
+        goal_index=played.tolist(),
+        goal_id=goal_ids(world, played),
+        product=goal_products(world, played),
         won=rows.won[firsts].tolist(),
         task_score=rows.task_score[firsts].astype(np.float64).tolist(),
         episode_length=rows.episode_length[firsts].tolist(),
@@ -235,8 +225,26 @@ def evaluate(
 
 
 def save_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Writes it as JSON."""
-    write_atomically(path, json.dumps(asdict(evaluation)) + "\n")
+    """Writes it as JSON, its figures first."""
+    summary = {
+        "goals_hash": evaluation.goals_hash,
+        **{name: asdict(estimate) for name, estimate in evaluation.estimates().items()},
+    }
+    write_atomically(path, json.dumps({"summary": summary, **asdict(evaluation)}) + "\n")
+
+
+def save_results(evaluation: Evaluation, path: Path) -> None:
+    """Writes a row per goal as Parquet; what belongs to all of them is JSON in the schema's `shopgym_evaluation`."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {name: getattr(evaluation, name) for name in COLUMNS}
+    about = {name: value for name, value in asdict(evaluation).items() if name not in columns}
+    about["goals_hash"] = evaluation.goals_hash
+    table = pyarrow.table(columns).replace_schema_metadata({"shopgym_evaluation": json.dumps(about)})
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())
 
 
 def load_evaluation(path: Path) -> Evaluation:
@@ -259,8 +267,9 @@ def read_evaluation(saved: Mapping[str, Any]) -> Evaluation:
     """
     if not isinstance(saved, Mapping):
         raise TypeError("not an object")
-    evaluation = Evaluation(**{**saved, "goal_list": GoalList(**saved.get("goal_list", {}))})
-    columns = (evaluation.goal_index, evaluation.won, evaluation.task_score, evaluation.episode_length)
+    fields_of_it = {name: value for name, value in saved.items() if name != "summary"}
+    evaluation = Evaluation(**{**fields_of_it, "goal_list": GoalList(**saved.get("goal_list", {}))})
+    columns = [getattr(evaluation, name) for name in COLUMNS]
     if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
         raise TypeError("columns of other lengths")
     return evaluation
@@ -277,64 +286,138 @@ def goal_list_of(env: EnvSettings, catalogue_hash: str) -> GoalList:
     )
 
 
+def setup_of(env: EnvSettings, data: DataSettings, *, constrained: bool) -> dict[str, Any]:
+    """What a result depends on besides policy, goals and sampling."""
+    return {
+        "env.prompt": env.prompt,
+        "env.memory": env.memory,
+        "env.history_length": env.history_length,
+        "env.max_steps": env.max_steps,
+        "data.max_prompt_length": data.max_prompt_length,
+        "data.max_response_length": data.max_response_length,
+        "constrained": constrained,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """A model behind an OpenAI-compatible endpoint."""
+
+    base_url: str | None = setting(None, "where its API begins, such as http://localhost:8000/v1; null is no endpoint")
+    api_key_env: str = setting("OPENAI_API_KEY", "environment variable that holds the key; may be unset")
+    num_parallel: int = setting(16, "requests under way at once, at most", at_least=1)
+    timeout_s: float = setting(120.0, "seconds of one try", above=0)
+    max_tries: int = setting(4, "tries of one request, with growing pauses", at_least=1)
+    tokenizer: str | None = setting(
+        None, "policy whose tokenizer measures prompts for data.max_prompt_length; null leaves prompts whole"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
     """Settings of the command."""
 
     recipe: str = setting("tiny", "where env and data settings come from")
-    model: str = setting("embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, or a hub id")
-    split: str = setting("eval", "goals to play", only=("train", "eval", "test"))
-    goals: int = setting(300, "how many of them, a fixed choice", at_least=1)
+    model: str = setting(
+        "embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, a hub id, or its name at the endpoint"
+    )
+    endpoint: EndpointSettings = group(EndpointSettings)
+    split: str = setting("eval", "goals to play, unless data.val_files lists them", only=("train", "eval", "test"))
+    goals: int = setting(300, "how many goals of the split, a fixed choice", at_least=1)
     temperature: float = setting(0.4, "sampling temperature; 0 is greedy", at_least=0)
-    constrained: bool = setting(True, "decode only admissible actions")
+    constrained: bool | None = setting(
+        None, "decode only admissible actions; null does it unless there is an endpoint, which cannot"
+    )
     seed: int = setting(0, "seed of the sampling noise", at_least=0)
     num_envs: int = setting(128, "episodes played at once", at_least=1)
     device: str = setting("auto", "auto, cpu or cuda", only=("auto", "cpu", "cuda"))
-    out: str | None = setting(None, "file for the results of each goal")
+    out: str | None = setting(None, "JSON file for the results; those of each goal lie beside it as .parquet")
     baseline: str | None = setting(None, "file of another evaluation to compare with")
     env: EnvSettings = group(EnvSettings)
     data: DataSettings = group(DataSettings)
 
+    def __post_init__(self) -> None:
+        if self.endpoint.base_url and self.constrained:
+            raise SettingsError("constrained=true: an endpoint cannot be held to a page's actions; leave it out")
+
+    @property
+    def decodes_constrained(self) -> bool:
+        """What `constrained` comes down to."""
+        return self.endpoint.base_url is None if self.constrained is None else self.constrained
+
 
 def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None = None) -> Evaluation:
     """Evaluates one policy over the ranks; a baseline on other goals is refused before that."""
-    from rollout.engines.hf import HFEngine
-    from trainers.goals import fixed_goals
-    from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
-    from trainers.worlds import make_grammar, make_manager, open_world, require_positions
-
     world = open_world(settings.env)
-    goals = fixed_goals(world, settings.split, settings.goals)
+    goals, split = fixed_goals(world, settings.split, settings.goals), settings.split
+    if settings.data.val_files is not None:
+        goals = np.sort(load_goals(settings.data.val_files, world, settings.env, key="data.val_files"))
+        split = validation_source(settings.env, settings.data)
     goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if baseline is not None:
         require_same_goals(baseline, goal_list=goal_list, goal_index=goals.tolist())
+    policy, count_tokens = _endpoint(settings) if settings.endpoint.base_url else _local_engine(settings, ranks)
+    num_envs = min(settings.num_envs, -(-len(goals) // ranks.world))
+    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=count_tokens)
+    if not settings.endpoint.base_url:
+        refuse_other_prompts(
+            settings.model, prompt_template_hash=manager.prompt_hash, environment=settings.env.env_name
+        )
+    constrained = settings.decodes_constrained
+    try:
+        return evaluate(
+            TrajectoryCollector(manager, CollectorConfig(constrained=constrained)),
+            policy,
+            goals,
+            SamplingParams(temperature=settings.temperature, max_tokens=settings.data.max_response_length),
+            ranks,
+            seed=settings.seed,
+            world=world,
+            goal_list=goal_list,
+            split=split,
+            setup=setup_of(settings.env, settings.data, constrained=constrained),
+            name=" at ".join(filter(None, (settings.model, settings.endpoint.base_url))),
+        )
+    finally:
+        if isinstance(policy, OpenAIEngine):
+            policy.close()
+
+
+def _local_engine(settings: EvaluationSettings, ranks: Ranks) -> tuple[Policy, CountTokens]:
+    from rollout.engines.hf import HFEngine
+
     tokenizer = load_tokenizer(settings.model)
-    grammar = make_grammar(tokenizer, settings.env, settings.data) if settings.constrained else None
     engine = HFEngine(
         load_model(settings.model, dtype=compute_dtype(ranks.device)),
         tokenizer,
-        grammar=grammar,
+        grammar=make_grammar(tokenizer, settings.env, settings.data) if settings.decodes_constrained else None,
         copy_model=False,
         device=ranks.device,
     )
     require_positions(engine.model.config, settings.data)
-    num_envs = min(settings.num_envs, -(-len(goals) // ranks.world))
-    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
-    refuse_other_prompts(settings.model, prompt_template_hash=manager.prompt_hash, environment=settings.env.env_name)
-    return evaluate(
-        TrajectoryCollector(manager, CollectorConfig(constrained=settings.constrained)),
-        engine,
-        goals,
-        SamplingParams(temperature=settings.temperature, max_tokens=settings.data.max_response_length),
-        ranks,
-        seed=settings.seed,
-        goal_list=goal_list,
-        split=settings.split,
+    return engine, engine.count_tokens
+
+
+def _endpoint(settings: EvaluationSettings) -> tuple[Policy, CountTokens | None]:
+    endpoint = settings.endpoint
+    engine = OpenAIEngine(
+        str(endpoint.base_url),
+        settings.model,
+        api_key=os.environ.get(endpoint.api_key_env, ""),
+        num_parallel=endpoint.num_parallel,
+        timeout_s=endpoint.timeout_s,
+        max_tries=endpoint.max_tries,
     )
+    if endpoint.tokenizer is None:
+        return engine, None
+    encoder = PromptEncoder(load_tokenizer(endpoint.tokenizer))
+    return engine, lambda prompt: len(encoder.encode(prompt))
 
 
 def main(arguments: list[str]) -> None:
     """Command line: evaluates, prints, saves, compares."""
+    if arguments[:1] == ["compare"]:
+        return compare(arguments[1:])
     resolved = settings_of(arguments, EvaluationSettings, __doc__)
     if resolved is None:
         return
@@ -343,6 +426,8 @@ def main(arguments: list[str]) -> None:
     if settings.out:
         if Path(settings.out).is_dir():
             raise SettingsError(f"out: {settings.out} is a directory; name a file")
+        if Path(settings.out).suffix == ".parquet":
+            raise SettingsError(f"out: {settings.out} is for JSON, name it .json; results of each goal come beside it")
         require_writable(Path(settings.out).parent, setting="out")
     ranks = start_ranks(settings.device)
     try:
@@ -350,27 +435,48 @@ def main(arguments: list[str]) -> None:
     finally:
         stop_ranks()
     if ranks.is_first:
-        _report(settings, notes, evaluation, baseline)
-
-
-def _report(
-    settings: EvaluationSettings, notes: list[str], evaluation: Evaluation, baseline: Evaluation | None
-) -> None:
-    for note in notes:
-        print(f"note: {note}")
-    num = len(evaluation.goal_index)
-    print(f"{settings.model} on {num} {settings.split} goals, temperature {settings.temperature}")
-    print(f"success {evaluation.success}")
-    print(f"score   {evaluation.score}")
-    if settings.out:
-        save_evaluation(evaluation, Path(settings.out))
-        print(f"per goal: {settings.out}")
-    if baseline is not None:
-        print(f"baseline success {baseline.success}, score {baseline.score}")
-        for note in pairing_notes(baseline, temperature=evaluation.temperature, seed=evaluation.seed):
+        for note in notes:
             print(f"note: {note}")
-        for name, difference in paired_differences(baseline, evaluation).items():
-            print(f"paired difference of {name} {difference}")
+        print("\n".join(_figures(evaluation)))
+        if settings.out:
+            results = Path(settings.out).with_suffix(".parquet")
+            save_evaluation(evaluation, Path(settings.out))
+            save_results(evaluation, results)
+            print(f"results: {settings.out}, per goal: {results}")
+        if baseline is not None:
+            print("\n".join(_comparison(baseline, evaluation)))
+
+
+def compare(paths: Sequence[str]) -> None:
+    """Prints how two saved evaluations differ, goal by goal.
+
+    Raises:
+        SettingsError: There are not two, one is no evaluation, or they were made on different goals.
+    """
+    if len(paths) != 2:
+        raise SettingsError(f"compare takes two files that out= wrote, the earlier one first; got {len(paths)}")
+    before, after = (load_evaluation(Path(path)) for path in paths)
+    lines = _comparison(before, after)
+    print("\n".join([*_figures(after), *lines]))
+
+
+def _figures(evaluation: Evaluation) -> list[str]:
+    num, goals = len(evaluation.goal_index), evaluation.goal_list
+    return [
+        f"{evaluation.policy} on {num} {evaluation.split} goals of {goals.environment} (catalogue "
+        f"{goals.catalogue_hash[:16]}, goals {evaluation.goals_hash}), temperature {evaluation.temperature}, "
+        f"seed {evaluation.seed}",
+        *(f"{name:7} {estimate}" for name, estimate in evaluation.estimates().items()),
+    ]
+
+
+def _comparison(before: Evaluation, after: Evaluation) -> list[str]:
+    differences = paired_differences(before, after)
+    return [
+        f"compared with {before.policy}: success {before.success}, score {before.score}",
+        *(f"note: {note}" for note in pairing_notes(before, after)),
+        *(f"paired difference of {name} {difference}" for name, difference in differences.items()),
+    ]
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from trainers.evaluation import (
     pairing_notes,
     read_evaluation,
     save_evaluation,
+    setup_of,
 )
 from trainers.faults import told_in_one_line
 from trainers.files import write_atomically
@@ -130,6 +131,7 @@ def validate(run: Run) -> Evaluation:
         temperature=settings.temperature if settings.do_sample else 0.0,
         max_tokens=run.settings.data.max_response_length,
     )
+    constrained = run.settings.actor_rollout_ref.rollout.constrained
     with run.log.phase("validate", done):
         evaluation = evaluate(
             run.validator,
@@ -138,8 +140,11 @@ def validate(run: Run) -> Evaluation:
             sampling,
             run.ranks,
             seed=run.settings.trainer.seed,
+            world=run.world,
             goal_list=run.goal_list,
             split=validation_source(run.settings.env, run.settings.data),
+            setup=setup_of(run.settings.env, run.settings.data, constrained=constrained),
+            name=f"{run.settings.actor_rollout_ref.model.path} after {done} updates",
             on_rows=lambda rows: write_sample(run, rows),
         )
     run.log.log(done, evaluation.metrics())
@@ -193,7 +198,7 @@ def report(run: Run, last: Evaluation | None) -> None:
         if evaluation is not None:
             say(f"{name:6} success {evaluation.success}  score {evaluation.score}")
     if first is not None and last is not None:
-        for note in pairing_notes(first, temperature=last.temperature, seed=last.seed):
+        for note in pairing_notes(first, last):
             say(f"note: {note}")
         for name, difference in paired_differences(first, last).items():
             say(f"paired difference of {name}: {difference}")

@@ -25,7 +25,7 @@ import numpy as np
 
 from trainers.files import write_atomically
 from trainers.settings import EnvSettings, SettingsError
-from trainers.worlds import SeedWorld, is_shop
+from trainers.worlds import SeedWorld, goal_ids, is_shop
 from webshop_env.errors import ShopGymError
 from webshop_env.shop import Shop
 
@@ -62,7 +62,7 @@ def save_goals(path: Path, goals: np.ndarray, world: World, env: EnvSettings, *,
     num = len(goals)
     table = pa.table(
         {
-            "goal_id": pa.array([_goal_id(world, int(goal)) for goal in goals], pa.string()),
+            "goal_id": pa.array(goal_ids(world, goals), pa.string()),
             "data_source": pa.array([env.env_name] * num, pa.string()),
             "modality": pa.array([modality] * num, pa.string()),
             "split": pa.array([split] * num, pa.string()),
@@ -142,10 +142,6 @@ def _pyarrow() -> tuple[Any, Any]:
     except ImportError:
         raise ShopGymError("Parquet files need pyarrow: pip install 'shopgym[train]'") from None
     return pyarrow, pyarrow.parquet
-
-
-def _goal_id(world: World, goal: int) -> str:
-    return world.goal_at(goal).goal_id if isinstance(world, Shop) else str(goal)
 
 
 def _place(world: World, goal_id: str, env: EnvSettings, where: str) -> int:

@@ -33,7 +33,7 @@ from rollout.constrained import SEARCH, ActionGrammar, NotLosslessError
 from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
 from trainers.command import settings_of
-from trainers.evaluation import Evaluation, evaluate, goal_list_of
+from trainers.evaluation import Evaluation, evaluate, goal_list_of, setup_of
 from trainers.files import atomic_directory, require_writable
 from trainers.goals import fixed_goals
 from trainers.models import (
@@ -356,8 +356,11 @@ def _evaluate(settings: SftSettings, engine: HFEngine, shop: Shop, ranks: Any, n
         SamplingParams(temperature=settings.eval_temperature, max_tokens=settings.data.max_response_length),
         ranks,
         seed=settings.seed,
+        world=shop,
         goal_list=goal_list_of(settings.env, shop.catalogue_hash),
         split="eval",
+        setup=setup_of(settings.env, settings.data, constrained=True),
+        name=str(settings.out),
     )
 
 

@@ -206,6 +206,16 @@ def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: Dat
     return grammar
 
 
+def goal_ids(world: World, goals: np.ndarray) -> list[str]:
+    """What names each goal whatever the split: a shop's `goal_id`, elsewhere the seed."""
+    return [world.goal_at(int(goal)).goal_id if isinstance(world, Shop) else str(goal) for goal in goals]
+
+
+def goal_products(world: World, goals: np.ndarray) -> list[str | None]:
+    """The asin of each goal's product; None for each where the world is no shop."""
+    return [world.goal_at(int(goal)).asin if isinstance(world, Shop) else None for goal in goals]
+
+
 def world_notes(world: World) -> list[str]:
     """What to tell about a catalogue before long work begins: whether any of its rows had to be repaired."""
     if not isinstance(world, Shop) or not world.warnings:

@@ -257,10 +257,17 @@ def test_evaluation_refuses_what_it_could_not_save_or_compare_before_it_plays(tm
     saved = tmp_path / "saved.json"
     assert "out: " in complaint(evaluation.main, *words, "out=/dev/null/x.json")
     assert "is a directory; name a file" in complaint(evaluation.main, *words, f"out={tmp_path}")
-    columns = {"goal_index": [1], "won": [True], "task_score": [1.0], "episode_length": [3]}
+    columns = {
+        "goal_index": [1],
+        "goal_id": ["g"],
+        "product": ["p"],
+        "won": [True],
+        "task_score": [1.0],
+        "episode_length": [3],
+    }
     from_where = {"environment": "WebShop-v1", "variant": None, "goals": "synthetic", "split_by": "goal"}
     whole = {"goal_list": from_where | {"catalogue_hash": "aa"}, "split": "eval", "temperature": 0.4, "seed": 0}
-    whole |= columns
+    whole |= {"policy": "p", "setup": {}} | columns
     saved.write_text(json.dumps(whole))
     assert "differ in their catalogue hash" in complaint(evaluation.main, *words, f"baseline={saved}", "out=x.json")
     saved.write_text(json.dumps(whole | {"won": "x"}))

@@ -1,22 +1,28 @@
-"""Intervals and paired comparisons, by hand."""
+"""What an evaluation says, keeps and compares, and the command, a model behind an endpoint included."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+import json
+import re
+from pathlib import Path
 
+import pytest
+from endpoint import serving
+from pyarrow import parquet
+
+from trainers import evaluation as command
 from trainers.evaluation import (
     Evaluation,
     GoalList,
     load_evaluation,
-    mean_estimate,
     paired_differences,
-    paired_share_estimate,
     pairing_notes,
     save_evaluation,
-    share_estimate,
+    save_results,
 )
 from trainers.settings import SettingsError
+from webshop_env.errors import ShopGymError
+from webshop_env.shop import open_shop
 
 GOALS = {
     "environment": "WebShop-v1",
@@ -29,11 +35,15 @@ GOALS = {
 
 def evaluation(won: list[bool], **changes) -> Evaluation:
     fields = {
+        "policy": "embedded",
         "goal_list": GoalList(**GOALS),
         "split": "eval",
         "temperature": 0.4,
         "seed": 0,
+        "setup": {"env.max_steps": 15},
         "goal_index": list(range(len(won))),
+        "goal_id": [f"g{i}" for i in range(len(won))],
+        "product": [f"p{i // 2}" for i in range(len(won))],
         "won": won,
         "task_score": [1.0 if w else 0.5 for w in won],
         "episode_length": [4] * len(won),
@@ -41,62 +51,10 @@ def evaluation(won: list[bool], **changes) -> Evaluation:
     return Evaluation(**(fields | changes))
 
 
-def test_wilson_interval_of_none_of_ten_and_half_of_hundred():
-    none = share_estimate(np.zeros(10, bool))
-    assert (none.mean, none.low) == (0.0, 0.0)
-    assert none.high == pytest.approx(0.2775, abs=1e-4)
-    half = share_estimate(np.arange(100) < 50)
-    assert (half.low, half.high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
-
-
-def test_normal_interval_of_a_mean():
-    estimate = mean_estimate(np.array([0.0, 1.0, 0.0, 1.0] * 10), lowest=0.0)
-    half = 1.959964 * np.sqrt(10 / 39) / np.sqrt(40)
-    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
-    assert mean_estimate(np.array([0.3]), lowest=0.0).low == 0.3
-    with pytest.raises(ValueError, match="at least one"):
-        mean_estimate(np.array([]), lowest=0.0)
-
-
-def test_the_interval_of_a_mean_is_no_wider_than_its_values_can_be():
+def test_the_interval_of_a_score_is_no_wider_than_scores_can_be():
     high, low = evaluation([True, True, False]).score, evaluation([False] * 3, task_score=[0.0, 0.0, 0.3]).score
     assert (high.high, low.low) == (1.0, 0.0)
     assert high.low > 0 and low.high < 1
-    lost = mean_estimate(np.array([-1.0, -1.0, 0.0]), lowest=-1.0)
-    assert lost.low == -1.0
-
-
-def test_the_paired_interval_of_shares_by_hand():
-    """z^2 / (N + z^2) where no pair differs, and about the normal interval where many do."""
-    won = np.arange(100) < 50
-    same = paired_share_estimate(won, won)
-    assert (same.mean, same.low, same.high) == pytest.approx((0.0, -0.0369935, 0.0369935), abs=1e-6)
-    before, after = np.arange(300) < 100, (np.arange(300) >= 20) & (np.arange(300) < 160)  # 60 gained, 20 lost
-    usual = paired_share_estimate(before, after)
-    normal = mean_estimate(after.astype(float) - before, lowest=-1.0)
-    assert usual.mean == pytest.approx(normal.mean)
-    assert (usual.low, usual.high) == pytest.approx((normal.low, normal.high), abs=3e-3)
-    back = paired_share_estimate(after, before)
-    assert (back.mean, back.low, back.high) == pytest.approx((-usual.mean, -usual.high, -usual.low))
-    all_gained = paired_share_estimate(np.zeros(10, bool), np.ones(10, bool))
-    assert (all_gained.mean, all_gained.high) == pytest.approx((1.0, 1.0))
-    assert 0 < all_gained.low < 1
-
-
-def test_the_ends_of_the_paired_interval_are_where_the_score_test_rejects():
-    """The statistic with the nuisance share found by brute force instead of the formula."""
-    gained, lost, num = 7, 2, 40
-    shares = np.linspace(1e-7, 1, 400_001)
-    before = np.r_[np.zeros(gained, bool), np.ones(lost, bool), np.zeros(num - gained - lost, bool)]
-    after = np.r_[np.ones(gained, bool), np.zeros(lost, bool), np.zeros(num - gained - lost, bool)]
-    found = paired_share_estimate(before, after)
-    for end in (found.low, found.high):
-        up, rest = shares + end, 1 - 2 * shares - end
-        with np.errstate(invalid="ignore", divide="ignore"):
-            likelihood = gained * np.log(up) + lost * np.log(shares) + (num - gained - lost) * np.log(rest)
-        share = shares[np.nanargmax(likelihood)]
-        score = (gained - lost - num * end) / np.sqrt(num * (2 * share + end - end**2))
-        assert abs(score) == pytest.approx(1.959964, abs=1e-3)
 
 
 def test_paired_difference_sees_what_two_separate_intervals_hide():
@@ -130,21 +88,112 @@ def test_goals_from_elsewhere_are_not_compared(name, value):
         paired_differences(evaluation([True, False]), other)
 
 
-def test_another_temperature_or_seed_is_noted():
+def test_what_else_differs_is_noted():
     first = evaluation([True])
-    assert pairing_notes(first, temperature=0.4, seed=0) == []
-    notes = pairing_notes(first, temperature=0.0, seed=1)
-    assert notes == [
+    assert pairing_notes(first, evaluation([True])) == []
+    assert pairing_notes(first, evaluation([True], temperature=0.0, seed=1, setup={"env.max_steps": 9})) == [
         "the earlier evaluation had temperature 0.4, this one has 0.0",
         "the earlier evaluation had seed 0, this one has 1",
+        "the earlier evaluation had env.max_steps 15, this one has 9",
     ]
+
+
+def test_splits_between_products_are_judged_by_product():
+    by_product = {"goal_list": GoalList(**(GOALS | {"split_by": "product"}))}
+    before, after = evaluation([False] * 4, **by_product), evaluation([True, True, True, False], **by_product)
+    assert set(evaluation([True]).estimates()) == {"success", "score"}
+    found = after.estimates()["success by product"]
+    assert (found.mean, found.num) == (0.75, 2)
+    differences = paired_differences(before, after)
+    assert differences["success by product"].mean == 0.75
+    assert differences["score by product"].mean == pytest.approx(0.375)
+    elsewhere = evaluation([True], product=[None], **by_product)
+    assert "success by product" not in elsewhere.estimates()
 
 
 def test_a_saved_evaluation_comes_back(tmp_path):
     first = evaluation([True, False])
     save_evaluation(first, tmp_path / "e.json")
     assert load_evaluation(tmp_path / "e.json") == first
+    summary = json.loads((tmp_path / "e.json").read_text())["summary"]
+    assert summary["success"]["mean"] == 0.5 and summary["success"]["num"] == 2
+    assert summary["goals_hash"] == first.goals_hash != evaluation([True]).goals_hash
     (tmp_path / "bad.json").write_text("{}")
     for name in ("bad.json", "none.json"):
         with pytest.raises(SettingsError, match=name):
             load_evaluation(tmp_path / name)
+
+
+def test_results_of_each_goal_are_rows_of_a_table(tmp_path):
+    first = evaluation([True, False])
+    save_results(first, tmp_path / "e.parquet")
+    table = parquet.read_table(tmp_path / "e.parquet")
+    assert table.to_pydict() == {
+        "goal_index": [0, 1],
+        "goal_id": ["g0", "g1"],
+        "product": ["p0", "p0"],
+        "won": [True, False],
+        "task_score": [1.0, 0.5],
+        "episode_length": [4, 4],
+    }
+    about = json.loads(table.schema.metadata[b"shopgym_evaluation"])
+    assert (about["seed"], about["goal_list"], about["goals_hash"]) == (0, GOALS, first.goals_hash)
+
+
+def test_an_endpoint_and_the_embedded_policy_are_compared_goal_by_goal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "sk-mine")
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    command.main(["goals=8", f"out={here}"])
+    with serving() as server:
+        server.delay_s = 0.01
+        words = [
+            *("goals=8", f"out={there}", f"baseline={here}", "model=shopper", f"endpoint.base_url={server.base_url}"),
+            *("endpoint.api_key_env=MY_KEY", "endpoint.num_parallel=4", "env.prompt=think"),
+            *("data.max_prompt_length=2000", "data.max_response_length=64", "endpoint.tokenizer=embedded"),
+        ]
+        command.main(words)
+        assert server.keys == {"Bearer sk-mine"}
+        assert 2 <= server.most_running <= 4, "no lock-step, and no more than allowed"
+        assert {body["max_tokens"] for body in server.seen} == {64}
+    printed = capsys.readouterr().out
+    assert re.search(r"paired difference of success -?\d\.\d{3} \[.*\] \(n=8\)", printed)
+    assert "note: the earlier evaluation had constrained True, this one has False" in printed
+    first, second = load_evaluation(here), load_evaluation(there)
+    assert second.policy.startswith("shopper at http://127.0.0.1:")
+    assert first.goal_id == second.goal_id and first.goals_hash in printed
+    goals = open_shop().goals
+    assert first.product == [goals[i].asin for i in first.goal_index]
+    assert first.goal_id == [goals[i].goal_id for i in first.goal_index]
+    assert parquet.read_table(there.with_suffix(".parquet")).column("won").to_pylist() == second.won
+    command.main(["compare", str(here), str(there)])
+    compared = capsys.readouterr().out.splitlines()
+    assert compared[-1] in printed and compared[0].startswith("shopper at ")
+
+
+def test_an_endpoint_that_refuses_leaves_nothing_behind(tmp_path):
+    with serving() as server, pytest.raises(ShopGymError, match="HTTP 404") as caught:
+        command.main(["goals=2", "model=other", f"endpoint.base_url={server.base_url}", f"out={tmp_path / 'e.json'}"])
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("endpoint.base_url=http://127.0.0.1:9/v1", "constrained=true"), "cannot be held"),
+        (("endpoint.base_url=localhost",), "no address such as"),
+        (("out=results.parquet",), "name it .json"),
+        (("compare",), "compare takes two files"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, complaint):
+    with pytest.raises(ShopGymError, match=complaint):
+        command.main(list(words))
+
+
+def test_evaluations_of_other_goals_are_not_compared_by_the_command(tmp_path):
+    paths: list[Path] = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, catalogue in zip(paths, "cd", strict=True):
+        save_evaluation(evaluation([True], goal_list=GoalList(**(GOALS | {"catalogue_hash": catalogue}))), path)
+    with pytest.raises(SettingsError, match="differ in their catalogue hash, c and d"):
+        command.main(["compare", *map(str, paths)])
