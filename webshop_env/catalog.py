@@ -12,14 +12,16 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from webshop_env.actions import BUTTON_KEYS, match_key
-from webshop_env.cache import catalogue_cache
+from webshop_env.cache import catalogue_cache, remembered_hash
 from webshop_env.errors import CatalogError
+from webshop_env.json_stream import iter_array, iter_object
 from webshop_env.nouns import NameNouns, read_name_nouns
 from webshop_env.types import Product
 
@@ -60,24 +62,55 @@ class Instruction:
     """Wanted option values; only human instructions have them."""
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogFiles:
+    """The files of one directory that a catalogue is read from."""
+
+    directory: Path
+    products: Path
+    instructions: Path
+    human: Path | None
+
+    def hash(self, num_products: int | None) -> str:
+        """SHA-256 of the files that products and goals come from, and of the number of rows taken."""
+        paths = [self.products, self.instructions, *([self.human] if self.human else [])]
+        return remembered_hash(paths, f"catalogue {num_products}", partial(_hash_files, paths, num_products))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A product with what is said of it elsewhere than in its row."""
+
+    product: Product
+    asin_in_files: str
+    instruction: Instruction | None
+    human_instructions: tuple[Instruction, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Catalog:
     """Everything read from one directory. Immutable; any number of shops share it."""
 
     directory: Path
     version: Version
-    products: dict[str, Product]
+    products: Mapping[str, Product]
     """By asin, in file order."""
-    instructions: dict[str, Instruction]
+    rows: Mapping[str, int]
+    """By asin: its place in that order."""
+    asins: Sequence[str]
+    """In that order."""
+    instructions: Mapping[str, Instruction]
     """By asin: the synthetic instruction."""
-    human_instructions: dict[str, tuple[Instruction, ...]]
+    human_instructions: Mapping[str, tuple[Instruction, ...]]
     """By asin: the crowd-written instructions."""
     nouns: NameNouns
-    warnings: tuple[CatalogWarning, ...]
-    asin_in_files: dict[str, str]
+    warnings: Sequence[CatalogWarning]
+    asin_in_files: Mapping[str, str]
     """By asin: how the files spell it, which differs where v1 sells a lower-case asin in upper case."""
     catalogue_hash: str
     """SHA-256 of the files that products and goals come from, and of the number of rows taken."""
+    compiled_file: Path | None = None
+    """The file in the cache that products are read from when they are needed; None when all are in memory."""
 
     @property
     def warning_counts(self) -> dict[str, int]:
@@ -85,17 +118,11 @@ class Catalog:
         return dict(sorted(Counter(warning.kind for warning in self.warnings).items()))
 
 
-def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products: int | None = None) -> Catalog:
-    """Read a catalogue's directory.
-
-    Args:
-        data_dir: Directory with the files named at the top of this module.
-        version: "v0" repeats the published reading; "v1" shows a range at its upper end and a missing price as
-            unavailable, drops empty option values and groups, and upper-cases asins so that they can be clicked.
-        num_products: Take only this many rows from the start of the product file; None takes all.
+def find_files(data_dir: str | Path, num_products: int | None = None) -> CatalogFiles:
+    """The files of a catalogue's directory.
 
     Raises:
-        CatalogError: A file is missing or is not what it should be.
+        CatalogError: There is no such directory, a file is missing, or `num_products` is under 1.
     """
     try:
         directory = Path(data_dir)
@@ -111,40 +138,44 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
         ) from None
     if num_products is not None and num_products < 1:
         raise CatalogError(f"num_products must be at least 1, got {num_products}")
-    products_path = _find(directory, "items_shuffle*.json")
-    instructions_path = _find(directory, "items_ins*.json")
-    digest = hashlib.sha256()
-    rows: list[Any] = _read_table(products_path, list, digest)
-    instruction_table: dict[str, Any] = _read_table(instructions_path, dict, digest)
-    human_path = next(iter(_matches(directory, "items_human_ins*.json")), None)
-    human_table: dict[str, Any] = _read_table(human_path, dict, digest) if human_path else {}
-    if num_products is not None:
-        digest.update(f"rows {num_products}\n".encode())
+    return CatalogFiles(
+        directory,
+        _find(directory, "items_shuffle*.json"),
+        _find(directory, "items_ins*.json"),
+        next(iter(_matches(directory, "items_human_ins*.json")), None),
+    )
 
-    reader = _RowReader(version, instruction_table)
-    for row, record in enumerate(rows[:num_products]):
-        reader.read(row, record)
-    if not reader.products:
-        raise CatalogError(
-            f"{products_path}: none of its {len(rows)} rows is a product for sale; fetch or build the file again"
-        )
-    instructions, human = {}, {}
-    for asin, written in reader.asin_in_files.items():
-        instruction = _synthetic(instructions_path, written, instruction_table)
-        if instruction is not None:
-            instructions[asin] = instruction
-        if human_path and written in human_table:
-            human[asin] = _human(human_path, written, human_table[written])
+
+def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products: int | None = None) -> Catalog:
+    """Read a catalogue's directory into memory; `compiled.open_catalog` reads nothing that it does not need.
+
+    Args:
+        data_dir: Directory with the files named at the top of this module.
+        version: "v0" repeats the published reading; "v1" shows a range at its upper end and a missing price as
+            unavailable, drops empty option values and groups, and upper-cases asins so that they can be clicked.
+        num_products: Take only this many rows from the start of the product file; None takes all.
+
+    Raises:
+        CatalogError: A file is missing or is not what it should be.
+    """
+    files = find_files(data_dir, num_products)
+    catalogue_hash = files.hash(num_products)
+    reader = CatalogReader(files, version, num_products)
+    entries = {entry.product.asin: entry for entry in reader}
+    asin_in_files = {asin: entry.asin_in_files for asin, entry in entries.items()}
+    titles = {entry.asin_in_files: entry.product.title for entry in entries.values()}
     return Catalog(
-        directory=directory,
+        directory=files.directory,
         version=version,
-        products=reader.products,
-        instructions=instructions,
-        human_instructions=human,
-        nouns=_load_nouns(directory, reader, digest.hexdigest()),
+        products={asin: entry.product for asin, entry in entries.items()},
+        rows={asin: row for row, asin in enumerate(entries)},
+        asins=tuple(entries),
+        instructions={asin: entry.instruction for asin, entry in entries.items() if entry.instruction is not None},
+        human_instructions={asin: e.human_instructions for asin, e in entries.items() if e.human_instructions},
+        nouns=load_nouns(files.directory, catalogue_hash, titles),
         warnings=tuple(reader.warnings),
-        asin_in_files=reader.asin_in_files,
-        catalogue_hash=digest.hexdigest(),
+        asin_in_files=asin_in_files,
+        catalogue_hash=catalogue_hash,
     )
 
 
@@ -160,38 +191,67 @@ def shown_price(prices: tuple[float, ...]) -> float:
     return max(prices) if prices else math.nan
 
 
-class _RowReader:
-    """Turns product rows into products one by one, and remembers what was odd."""
+class CatalogReader:
+    """Turns the files of a catalogue into entries one by one, and remembers what was odd.
 
-    def __init__(self, version: Version, instructions: Mapping[str, Any]) -> None:
+    Args:
+        files: Where to read.
+        version: As for `load_catalog`.
+        num_products: As for `load_catalog`.
+        on_bytes: Called now and then with the number of bytes of the product file that have been read.
+    """
+
+    def __init__(
+        self,
+        files: CatalogFiles,
+        version: Version,
+        num_products: int | None = None,
+        *,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> None:
         self.version = version
-        self.products: dict[str, Product] = {}
-        self.asin_in_files: dict[str, str] = {}
         self.warnings: list[CatalogWarning] = []
-        self._instructions = instructions
+        self._files, self._num_products, self._on_bytes = files, num_products, on_bytes
+        self._instructions = _Packed(files.instructions)
+        self._human = _Packed(files.human) if files.human else {}
         self._keys: set[str] = set()
 
-    def read(self, row: int, record: Any) -> None:
-        """Add the row's product, or a warning that says why there is none."""
+    def __iter__(self) -> Iterator[Entry]:
+        num_rows = num_entries = 0
+        for record in iter_array(self._files.products, on_bytes=self._on_bytes):
+            if self._num_products is None or num_rows < self._num_products:
+                entry = self._read(num_rows, record)
+                if entry is not None:
+                    num_entries += 1
+                    yield entry
+            num_rows += 1  # all are counted, and a damaged end is found
+        if not num_entries:
+            raise CatalogError(
+                f"{self._files.products}: none of its {num_rows} rows is a product for sale; fetch or build the file "
+                "again"
+            )
+
+    def _read(self, row: int, record: Any) -> Entry | None:
+        """The row's product, or None and a warning that says why there is none."""
         if not isinstance(record, dict):
             self._warn(row, "", "row", f"a {type(record).__name__}, not an object", is_skipped=True)
-            return
+            return None
         written = record.get("asin")
         if not isinstance(written, str) or not written or written == "nan" or len(written) > MAX_ASIN_CHARS:
             detail = f"{str(written)[:40]!r} is not 1 to {MAX_ASIN_CHARS} characters"
             self._warn(row, str(written)[:40], "asin", detail, is_skipped=True)
-            return
+            return None
         asin = written
         if self.version == "v1":
             asin = " ".join(written.split()).upper()
             if not asin or match_key(asin) in BUTTON_KEYS:
                 detail = f"{written!r} is a button" if asin else "only blanks"
                 self._warn(row, written, "asin", detail, is_skipped=True)
-                return
+                return None
         key = match_key(asin) if self.version == "v1" else asin
         if key in self._keys:
             self._warn(row, asin, "duplicate asin", "an earlier row has it", is_skipped=True)
-            return
+            return None
         self._keys.add(key)
         if asin != written:
             self._warn(row, asin, "lower-case asin", f"{written!r} is sold as {asin!r}")
@@ -200,8 +260,8 @@ class _RowReader:
             self._warn(row, asin, kind, detail)
 
         prices, price_tag = read_pricing(record.get("pricing"), self.version, note)
-        self.asin_in_files[asin] = written
-        self.products[asin] = Product(
+        wishes = self._instructions.get(written)
+        product = Product(
             asin=asin,
             title=_text(record, "name", note, instead=asin),
             description=_text(record, "full_description", note),
@@ -212,12 +272,35 @@ class _RowReader:
             query=_text(record, "query", note).lower().strip(),
             product_category=_text(record, "product_category", note),
             options=_options(record.get("customization_options"), self.version, note),
-            attributes=_attributes(self._instructions.get(written)),
+            attributes=_attributes(wishes),
             main_image=_first_image(record.get("images"), note),
         )
+        human: tuple[Instruction, ...] = ()
+        if self._files.human and written in self._human:
+            human = _human(self._files.human, written, self._human[written])
+        return Entry(product, written, _synthetic(self._files.instructions, written, wishes), human)
 
     def _warn(self, row: int, asin: str, kind: str, detail: str, *, is_skipped: bool = False) -> None:
         self.warnings.append(CatalogWarning(row, asin, kind, detail, is_skipped))
+
+
+class _Packed(Mapping[str, Any]):
+    """A JSON object by its keys, kept as text: a tenth of the memory of what is in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._texts = {key: text.encode("utf-8", "surrogatepass") for key, text in iter_object(path)}
+
+    def __getitem__(self, key: str) -> Any:
+        return json.loads(self._texts[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 _Note = Callable[[str, str], None]
@@ -342,8 +425,7 @@ def _first_image(images: Any, note: _Note) -> str:
     return ""
 
 
-def _synthetic(path: Path, asin: str, table: Mapping[str, Any]) -> Instruction | None:
-    record = table.get(asin)
+def _synthetic(path: Path, asin: str, record: Any) -> Instruction | None:
     if not isinstance(record, dict) or record.get("instruction") is None:
         return None
     text, attributes = record["instruction"], record.get("instruction_attributes")
@@ -377,17 +459,33 @@ def noun_cache_file(catalogue_hash: str) -> Path:
     return catalogue_cache(catalogue_hash) / "name_nouns.json"
 
 
-def _load_nouns(directory: Path, reader: _RowReader, catalogue_hash: str) -> NameNouns:
-    names = {reader.asin_in_files[asin]: product.title for asin, product in reader.products.items()}
+def noun_files(directory: Path, catalogue_hash: str) -> list[Path]:
+    """The files that hold nouns of a catalogue, those that count more last."""
+    paths = (noun_cache_file(catalogue_hash), directory / "name_nouns.json")  # the catalogue's own file wins
+    return [path for path in paths if path.exists()]
+
+
+def load_nouns(directory: Path, catalogue_hash: str, titles: Mapping[str, str]) -> NameNouns:
+    """Nouns of the names of all products, as far as files hold them.
+
+    Args:
+        directory: The catalogue's.
+        catalogue_hash: The catalogue's.
+        titles: By asin, as the files spell it: the product's name.
+    """
     known: dict[str, tuple[str, ...]] = {}
-    sources, taggers = [], []
-    for path in (noun_cache_file(catalogue_hash), directory / "name_nouns.json"):  # the catalogue's own file wins
-        if path.exists():
-            nouns, tagger = read_name_nouns(path, names)
-            known |= nouns
-            sources.append(path.name if path.parent == directory else str(path))
-            taggers.append(tagger)
-    return NameNouns(known, source=" and ".join(sources), tagger=" and ".join(dict.fromkeys(taggers)))
+    taggers = []
+    paths = noun_files(directory, catalogue_hash)
+    for path in paths:
+        nouns, tagger = read_name_nouns(path, titles)
+        known |= nouns
+        taggers.append(tagger)
+    return NameNouns(known, source=noun_source(directory, paths), tagger=" and ".join(dict.fromkeys(taggers)))
+
+
+def noun_source(directory: Path, paths: Sequence[Path]) -> str:
+    """The noun files as `NameNouns.describe` names them."""
+    return " and ".join(path.name if path.parent == directory else str(path) for path in paths)
 
 
 def _matches(directory: Path, pattern: str) -> list[Path]:
@@ -402,18 +500,16 @@ def _find(directory: Path, pattern: str) -> Path:
     return paths[0]
 
 
-def _read_table(path: Path, kind: type, digest: hashlib._Hash) -> Any:
-    """The JSON value of a file, whose bytes are added to `digest`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CatalogError(f"{path}: cannot be read ({error.strerror})") from error
-    digest.update(f"{len(content)}\n".encode() + content)
-    try:
-        table = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{path}: not JSON ({error}); fetch or build the file again") from error
-    if not isinstance(table, kind):
-        wanted = "a list of products" if kind is list else "an object by asin"
-        raise CatalogError(f"{path}: must hold {wanted}, not a {type(table).__name__}; fetch or build the file again")
-    return table
+def _hash_files(paths: Sequence[Path], num_products: int | None) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                digest.update(f"{os.fstat(file.fileno()).st_size}\n".encode())
+                while content := file.read(1 << 20):
+                    digest.update(content)
+        except OSError as error:
+            raise CatalogError(f"{path}: cannot be read ({error.strerror})") from error
+    if num_products is not None:
+        digest.update(f"rows {num_products}\n".encode())
+    return digest.hexdigest()

@@ -7,46 +7,55 @@ import hashlib
 import itertools
 import json
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from webshop_env.catalog import Catalog, shown_price
 from webshop_env.errors import ShopGymError
-from webshop_env.types import Goal, Product
+from webshop_env.goal_list import (
+    NO_CAP_USD,
+    GoalColumns,
+    GoalKind,
+    GoalList,
+    combinations,
+    price_text,
+    running_sums,
+    synthetic_text,
+)
+from webshop_env.types import Goal
 
-GoalKind = Literal["synthetic", "human"]
+__all__ = [
+    "NO_CAP_USD",
+    "SPLITS",
+    "GoalKind",
+    "GoalList",
+    "Variant",
+    "build_goals",
+    "cap_candidates",
+    "draw_goal",
+    "original_record",
+    "price_cap",
+    "price_text",
+    "running_weights",
+    "select_goals",
+    "split_indexes",
+    "splits",
+]
+
 Variant = Literal["verl"] | None
 
 SPLIT_SEED = 233
 """Seed of the published shuffle, which fixes the order of goals and so the splits."""
-NO_CAP_USD = 1_000_000.0
-"""`price_upper` of a goal whose instruction names no price."""
 SPLITS = ("train", "eval", "test", "all")
 
 _CAPS_USD = tuple(10.0 * i for i in range(1, 100))
 _FIRST_EVAL, _FIRST_TRAIN = 500, 1500
 _MIN_GOALS_FOR_PUBLISHED_CUT = 3000
 _MAX_GOALS_PER_PRODUCT = 6
-
-
-@dataclass(frozen=True, eq=False)
-class GoalList:
-    """The goals of a shop, with what was drawn on the way to them."""
-
-    goals: tuple[Goal, ...]
-    """In their order; `goals[i].goal_index == i`."""
-    prices: dict[str, float]
-    """By asin: the price that the score uses, in US dollars; NaN when none is known (v1)."""
-    rng_state: tuple[Any, ...]
-    """State of the private generator after all draws; v0's sessions go on from it."""
-    whole_indexes: tuple[int, ...]
-    """Place of each goal in the list before `filter_goals` and `limit_goals`; splits are cut there."""
-    num_whole: int
-    """Length of that list."""
 
 
 def build_goals(
@@ -57,6 +66,7 @@ def build_goals(
     variant: Variant = None,
     limit_goals: int | None = None,
     filter_goals: Callable[[int, Goal], bool] | None = None,
+    on_row: Callable[[int], None] | None = None,
 ) -> GoalList:
     """All goals of a catalogue, in the order that every published number uses.
 
@@ -67,37 +77,63 @@ def build_goals(
         variant: "verl" shuffles with `preseed` instead of 233, as verl-agent's copy does (v0 only).
         limit_goals: Keep this many, drawn by weight; None or -1 keeps all.
         filter_goals: Called with (place in the whole list, goal); what it refuses is left out.
+        on_row: Called now and then with the number of products that are done.
     """
     rng = random.Random(preseed)
     is_v0 = catalog.version == "v0"
-    prices = _drawn_prices(catalog, rng) if is_v0 else {a: shown_price(p.prices) for a, p in catalog.products.items()}
+    prices = _drawn_prices(catalog, rng) if is_v0 else _shown_prices(catalog)
     make = _synthetic_goals if kind == "synthetic" else _human_goals
-    goals = make(catalog, prices, rng if is_v0 else None)
+    columns = make(catalog, prices, rng if is_v0 else None, on_row or (lambda row: None))
+    order = list(range(len(columns.rows)))
     rng.seed(preseed if variant == "verl" else SPLIT_SEED)
-    rng.shuffle(goals)
-    num_whole = len(goals)
-
-    kept = list(range(num_whole))
-    if filter_goals is not None:
-        kept = [i for i in kept if filter_goals(i, replace(goals[i], goal_index=i))]
-    if limit_goals is not None and -1 < limit_goals < len(kept):
-        drawn = _draw_distinct(rng, [goals[i].weight for i in kept], limit_goals)
-        kept = [kept[i] for i in drawn]
-    return GoalList(
-        goals=tuple(replace(goals[whole], goal_index=i) for i, whole in enumerate(kept)),
+    rng.shuffle(order)
+    whole = GoalList.of(
+        catalog,
+        kind,
+        columns.take(np.array(order, dtype=np.int32)),
         prices=prices,
         rng_state=rng.getstate(),
-        whole_indexes=tuple(kept),
-        num_whole=num_whole,
+        whole_indexes=np.arange(len(order), dtype=np.int32),
+        num_whole=len(order),
+    )
+    return select_goals(whole, limit_goals=limit_goals, filter_goals=filter_goals)
+
+
+def select_goals(
+    whole: GoalList,
+    *,
+    limit_goals: int | None = None,
+    filter_goals: Callable[[int, Goal], bool] | None = None,
+) -> GoalList:
+    """Some goals of a whole list; arguments as for `build_goals`."""
+    kept: Sequence[int] = range(whole.num_whole)
+    if filter_goals is not None:
+        kept = [i for i, goal in enumerate(whole.goals) if filter_goals(i, goal)]
+    rng = random.Random()
+    rng.setstate(whole.rng_state)
+    if limit_goals is not None and -1 < limit_goals < len(kept):
+        drawn = _draw_distinct(rng, whole.columns.weights[np.array(kept, dtype=np.int32)].tolist(), limit_goals)
+        kept = [kept[i] for i in drawn]
+    if len(kept) == whole.num_whole:
+        return whole
+    places = np.array(kept, dtype=np.int32)
+    return GoalList.of(
+        whole.catalog,
+        whole.kind,
+        whole.columns.take(places),
+        prices=whole.prices,
+        rng_state=rng.getstate(),
+        whole_indexes=places,
+        num_whole=whole.num_whole,
     )
 
 
-def running_weights(goals: Sequence[Goal]) -> list[float]:
-    """Sums of weights for `draw_goal`, with the leading 0 that the original has."""
-    return _running_sums([goal.weight for goal in goals])
+def running_weights(goals: Sequence[Goal]) -> np.ndarray:
+    """Sums of weights for `draw_goal`, float64, with the leading 0 that the original has."""
+    return running_sums(np.array([goal.weight for goal in goals], dtype=np.float64))
 
 
-def draw_goal(rng: random.Random, goals: Sequence[Goal], sums: Sequence[float] | None = None) -> int:
+def draw_goal(rng: random.Random, goals: Sequence[Goal], sums: Sequence[float] | np.ndarray | None = None) -> int:
     """Index of a goal drawn by weight, as the original draws for a session without a goal.
 
     One too high by the original's leading 0: goal 0 is never drawn, and the last has two shares.
@@ -126,11 +162,6 @@ def price_cap(goal_id: str, price_usd: float) -> float:
     pairs = tuple(itertools.combinations(candidates, 2))
     digest = hashlib.sha256(f"{SPLIT_SEED}:{goal_id}".encode()).digest()
     return pairs[int.from_bytes(digest[:8], "big") % len(pairs)][1]
-
-
-def price_text(price_upper: float) -> str:
-    """The end of an instruction, such as ", and price lower than 40.00 dollars"; empty without a cap."""
-    return "" if price_upper == NO_CAP_USD else f", and price lower than {price_upper:.2f} dollars"
 
 
 def original_record(goal: Goal) -> dict[str, Any]:
@@ -176,18 +207,20 @@ def split_indexes(goal_list: GoalList, split_by: str) -> dict[str, np.ndarray]:
             such cut): by hash of asin 20 % of the products with goals to test, 10 % to eval, at most six goals of
             each, and all goals of the other products to train.
     """
-    goals = goal_list.goals
-    if split_by == "goal":
-        ranges = splits(goal_list.num_whole)
-        members = {
-            name: [i for i, whole in enumerate(goal_list.whole_indexes) if whole in ranges[name]] for name in ranges
-        }
+    whole = goal_list.whole_indexes
+    is_whole = len(whole) == goal_list.num_whole
+    if split_by != "goal":
+        indexes = _by_product(goal_list, _product_cut(split_by))
+    elif is_whole:  # parts of the list itself, which may be mapped from a file
+        indexes = {name: whole[part.start : part.stop] for name, part in splits(goal_list.num_whole).items()}
     else:
-        members = _by_product(goals, _product_cut(split_by))
-    indexes = {name: np.array(members[name], dtype=np.int32) for name in ("train", "eval", "test")}
-    indexes["all"] = np.arange(len(goals), dtype=np.int32)
-    for array in indexes.values():
-        array.flags.writeable = False
+        indexes = {
+            name: _places((part.start <= whole) & (whole < part.stop))
+            for name, part in splits(goal_list.num_whole).items()
+        }
+    indexes["all"] = whole[:] if is_whole else np.arange(len(whole), dtype=np.int32)
+    for places in indexes.values():
+        places.flags.writeable = False
     return indexes
 
 
@@ -198,29 +231,43 @@ def _product_cut(split_by: str) -> int:
     return int(number or 0)
 
 
-def _by_product(goals: Sequence[Goal], cut: int) -> dict[str, list[int]]:
-    asins = {goal.asin for goal in goals}
-    ordered = sorted(asins, key=lambda asin: hashlib.sha256(f"{cut}:{asin}".encode(errors="replace")).digest())
+def _by_product(goal_list: GoalList, cut: int) -> dict[str, np.ndarray]:
+    rows, products = np.unique(goal_list.columns.rows, return_inverse=True)  # products: place of each goal's in `rows`
+    asins = [goal_list.catalog.asins[row] for row in rows.tolist()]
+    digests = [hashlib.sha256(f"{cut}:{asin}".encode(errors="replace")).digest() for asin in asins]
+    ordered = sorted(range(len(asins)), key=digests.__getitem__)
     num_test = max(round(0.2 * len(ordered)), min(1, len(ordered) // 2))
     num_eval = max(round(0.1 * len(ordered)), min(1, len(ordered) // 3))
-    split_of = dict.fromkeys(ordered, "train")
-    split_of.update(dict.fromkeys(ordered[:num_test], "test"))
-    split_of.update(dict.fromkeys(ordered[num_test : num_test + num_eval], "eval"))
-    members: dict[str, list[int]] = {"train": [], "eval": [], "test": []}
-    taken: Counter[str] = Counter()
-    for goal in goals:
-        split = split_of[goal.asin]
-        taken[goal.asin] += 1
-        if split == "train" or taken[goal.asin] <= _MAX_GOALS_PER_PRODUCT:
-            members[split].append(goal.goal_index)
-    return members
-
-
-def _drawn_prices(catalog: Catalog, rng: random.Random) -> dict[str, float]:
+    rank = np.empty(len(ordered), dtype=np.int64)
+    rank[ordered] = np.arange(len(ordered))
+    rank_of_goal = rank[products]
+    is_test = rank_of_goal < num_test
+    is_eval = ~is_test & (rank_of_goal < num_test + num_eval)
+    by_product = np.argsort(products, kind="stable")
+    num_before = np.empty(len(products), dtype=np.int64)  # goals of the same product that come earlier
+    starts = np.searchsorted(products[by_product], np.arange(len(rows)))
+    num_before[by_product] = np.arange(len(products)) - starts[products[by_product]]
+    is_early = num_before < _MAX_GOALS_PER_PRODUCT
     return {
-        asin: product.prices[0] if len(product.prices) == 1 else rng.uniform(*product.prices)
-        for asin, product in catalog.products.items()
+        "train": _places(~is_test & ~is_eval),
+        "eval": _places(is_eval & is_early),
+        "test": _places(is_test & is_early),
     }
+
+
+def _places(is_member: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(is_member).astype(np.int32)
+
+
+def _drawn_prices(catalog: Catalog, rng: random.Random) -> np.ndarray:
+    prices = (product.prices for product in catalog.products.values())
+    drawn = (price[0] if len(price) == 1 else rng.uniform(*price) for price in prices)
+    return np.fromiter(drawn, dtype=np.float64, count=len(catalog.products))
+
+
+def _shown_prices(catalog: Catalog) -> np.ndarray:
+    shown = (shown_price(product.prices) for product in catalog.products.values())
+    return np.fromiter(shown, dtype=np.float64, count=len(catalog.products))
 
 
 def _drawn_cap(rng: random.Random, price_usd: float) -> float:
@@ -228,64 +275,54 @@ def _drawn_cap(rng: random.Random, price_usd: float) -> float:
     return max(rng.sample(candidates, 2)) if len(candidates) >= 2 else NO_CAP_USD
 
 
-def _synthetic_goals(catalog: Catalog, prices: Mapping[str, float], rng: random.Random | None) -> list[Goal]:
+def _synthetic_goals(
+    catalog: Catalog, prices: np.ndarray, rng: random.Random | None, on_row: Callable[[int], None]
+) -> GoalColumns:
     """In product order. With a generator one cap is drawn for each product, without one each goal's is computed."""
-    goals: list[Goal] = []
+    rows, wishes, ids, caps, weights = array("i"), array("q"), array("Q"), array("d"), array("d")
     counts: Counter[str] = Counter()
-    ordinals: Counter[str] = Counter()
+    of_products: list[tuple[tuple[str, ...], int]] = []
     for asin, instruction in catalog.instructions.items():
-        product = catalog.products[asin]
-        drawn_cap = _drawn_cap(rng, prices[asin]) if rng else None
-        names = sorted(product.options)
-        num_before = len(goals)
-        for combination in itertools.product(*(product.options[name] for name in names)):
-            options = dict(zip(names, combination, strict=True))
-            wish = ", and ".join(f"{name}: {value}" for name, value in options.items())
-            text = instruction.text + (f" with {wish}" if wish else "")
+        product, row = catalog.products[asin], catalog.rows[asin]
+        on_row(row)
+        price = float(prices[row])
+        drawn_cap = _drawn_cap(rng, price) if rng else None
+        ordinals: Counter[str] = Counter()
+        num = 0
+        for num, options in enumerate(combinations(product), start=1):
+            text = synthetic_text(instruction, options)
             goal_id = _goal_id(asin, text, sorted(options.items()), ordinals)
-            cap = price_cap(goal_id, prices[asin]) if drawn_cap is None else drawn_cap
-            goals.append(_goal(product, goal_id, text, instruction.attributes, options, cap))
+            rows.append(row)
+            wishes.append(num - 1)
+            ids.append(int(goal_id, 16))
+            caps.append(price_cap(goal_id, price) if drawn_cap is None else drawn_cap)
         for attribute in instruction.attributes:
-            counts[attribute] += len(goals) - num_before
-    return [replace(goal, weight=_weight(goal.attributes, counts)) for goal in goals]
+            counts[attribute] += num
+        of_products.append((instruction.attributes, num))
+    for attributes, num in of_products:
+        if num:
+            weights.extend([_weight(attributes, counts)] * num)
+    return GoalColumns(*map(np.asarray, (rows, wishes, ids, caps, weights)))
 
 
-def _human_goals(catalog: Catalog, prices: Mapping[str, float], rng: random.Random | None) -> list[Goal]:
-    goals: list[Goal] = []
-    ordinals: Counter[str] = Counter()
+def _human_goals(
+    catalog: Catalog, prices: np.ndarray, rng: random.Random | None, on_row: Callable[[int], None]
+) -> GoalColumns:
+    rows, wishes, ids, caps = array("i"), array("q"), array("Q"), array("d")
     for asin, instructions in catalog.human_instructions.items():
-        for instruction in instructions:
+        row = catalog.rows[asin]
+        on_row(row)
+        price = float(prices[row])
+        ordinals: Counter[str] = Counter()
+        for wish, instruction in enumerate(instructions):
             if not instruction.attributes:
                 continue
             goal_id = _goal_id(asin, instruction.text, sorted(instruction.options), ordinals)
-            cap = _drawn_cap(rng, prices[asin]) if rng else price_cap(goal_id, prices[asin])
-            product = catalog.products[asin]
-            goals.append(_goal(product, goal_id, instruction.text, instruction.attributes, instruction.options, cap))
-    return goals
-
-
-def _goal(
-    product: Product,
-    goal_id: str,
-    text: str,
-    attributes: tuple[str, ...],
-    options: dict[str, str] | tuple[str, ...],
-    cap: float,
-) -> Goal:
-    return Goal(
-        goal_id=goal_id,
-        goal_index=-1,
-        asin=product.asin,
-        instruction_text=text + price_text(cap),
-        attributes=attributes,
-        options=options,
-        price_upper=cap,
-        name=product.title,
-        category=product.category,
-        query=product.query,
-        product_category=product.product_category,
-        weight=1.0,
-    )
+            rows.append(row)
+            wishes.append(wish)
+            ids.append(int(goal_id, 16))
+            caps.append(_drawn_cap(rng, price) if rng else price_cap(goal_id, price))
+    return GoalColumns(*map(np.asarray, (rows, wishes, ids, caps, array("d", [1.0]) * len(rows))))
 
 
 def _goal_id(asin: str, text: str, options: list[Any], ordinals: Counter[str]) -> str:
@@ -307,17 +344,13 @@ def _weight(attributes: tuple[str, ...], counts: Mapping[str, int]) -> float:
     return total / len(attributes)
 
 
-def _running_sums(weights: Sequence[float]) -> list[float]:
-    return list(itertools.accumulate(weights, initial=0.0))
-
-
-def _draw(rng: random.Random, sums: Sequence[float]) -> int:
-    return min(bisect.bisect(sums, rng.uniform(0, sums[-1])), len(sums) - 2)
+def _draw(rng: random.Random, sums: Sequence[float] | np.ndarray) -> int:
+    return min(bisect.bisect(sums, rng.uniform(0, float(sums[-1]))), len(sums) - 2)
 
 
 def _draw_distinct(rng: random.Random, weights: Sequence[float], count: int) -> list[int]:
     """`count` different indexes, repeats drawn again; those that no draw can give come last, in order."""
-    sums = _running_sums(weights)
+    sums = running_sums(np.array(weights, dtype=np.float64)).tolist()
     last = len(weights) - 1
     num_drawable = len({min(i + 1, last) for i, weight in enumerate(weights) if weight > 0})
     drawn: dict[int, None] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class NameNouns:
     def __init__(
         self, known: Mapping[str, tuple[str, ...]] | None = None, *, source: str = "", tagger: str = NOT_RECORDED
     ) -> None:
-        self._nouns: dict[str, tuple[str, ...]] = dict(known or {})
+        self._known: Mapping[str, tuple[str, ...]] = known or {}
+        self._tagged: dict[str, tuple[str, ...]] = {}
         self._tagger: Any = None
         self._file_tagger = tagger
         self.source = source
@@ -47,9 +48,11 @@ class NameNouns:
         Raises:
             CatalogError: The name is not known and spaCy or its model is not installed.
         """
-        nouns = self._nouns.get(name)
+        nouns = self._tagged.get(name)
         if nouns is None:
-            nouns = self._nouns[name] = self._tag(name)
+            nouns = self._known.get(name)
+        if nouns is None:
+            nouns = self._tagged[name] = self._tag(name)
         return nouns
 
     def require(self, names: Iterable[str]) -> None:
@@ -58,13 +61,17 @@ class NameNouns:
         Raises:
             CatalogError: A name is not known and there is nothing to tag it with.
         """
-        missing = next(iter(self.missing(names)), None)
+        missing = next(self.missing(names), None)
         if missing is not None and not can_tag():
             raise CatalogError(_no_tagger(missing))
 
-    def missing(self, names: Iterable[str]) -> list[str]:
+    def missing(self, names: Iterable[str]) -> Iterator[str]:
         """Those of the names that are not known and would have to be tagged."""
-        return [name for name in names if name not in self._nouns]
+        return (name for name in names if name not in self._known and name not in self._tagged)
+
+    def items(self) -> Iterable[tuple[str, tuple[str, ...]]]:
+        """Names with their nouns, as far as they were known from the start."""
+        return self._known.items()
 
     def describe(self) -> dict[str, str]:
         """Where nouns come from, and the versions of spaCy and its model that they were or would be tagged with."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from webshop_env.cache import catalogue_cache
-from webshop_env.catalog import Catalog, Version, index_document, load_catalog
+from webshop_env.catalog import Catalog, Version, index_document
+from webshop_env.compiled import open_catalog
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import (
     SPLITS,
@@ -23,18 +24,20 @@ from webshop_env.goals import (
     Variant,
     build_goals,
     draw_goal,
-    running_weights,
+    select_goals,
     split_indexes,
 )
 from webshop_env.reward import Breakdown, score_v0, score_v1
 from webshop_env.search import BM25Index, BM25Search
 from webshop_env.search.base import IndexMismatchError, SearchEngine
+from webshop_env.table_file import TableError
 from webshop_env.types import Goal, Product
 
 EMBEDDED_CATALOGUE = Path(__file__).resolve().parent / "assets" / "catalogue"
 MAX_HITS = 50
 """Products that a search finds at most, as published."""
 
+_LOG = logging.getLogger(__name__)
 _MEMO_LOCK = threading.RLock()
 
 
@@ -51,16 +54,14 @@ class Shop:
 
     def __init__(self, catalog: Catalog, goal_list: GoalList, arguments: Mapping[str, Any]) -> None:
         self.version: Version = catalog.version
-        self.products: Mapping[str, Product] = MappingProxyType(catalog.products)
-        self.goals: tuple[Goal, ...] = goal_list.goals
+        self.products: Mapping[str, Product] = catalog.products
+        self.goals: Sequence[Goal] = goal_list.goals
         self.catalogue_hash: str = catalog.catalogue_hash
         self.warnings = catalog.warnings
         self._catalog = catalog
         self._goal_list = goal_list
         self._arguments = dict(arguments)
         self._splits = split_indexes(goal_list, arguments["split_by"])
-        self._goal_by_id = {goal.goal_id: goal for goal in self.goals}
-        self._sums = running_weights(self.goals)
         self._score = score_v0 if self.version == "v0" else score_v1
         self._found = lru_cache(maxsize=1 << 14)(self._search)
 
@@ -80,8 +81,8 @@ class Shop:
     def goal_by_id(self, goal_id: str) -> Goal:
         """The goal of that id (16 hex digits)."""
         try:
-            return self._goal_by_id[goal_id]
-        except (KeyError, TypeError):
+            return self.goals[self._goal_list.place_of(goal_id)]
+        except KeyError:
             raise ShopGymError(f"no goal has goal_id {goal_id!r}; `shop.goals` lists the {len(self.goals)}") from None
 
     def goal_at(self, goal_index: Any) -> Goal:
@@ -105,7 +106,7 @@ class Shop:
     def price_of(self, asin: str) -> float:
         """The price that the score uses, in US dollars: v0's draw, or what v1 shows (NaN when none is known)."""
         try:
-            return self._goal_list.prices[asin]
+            return float(self._goal_list.prices[self._catalog.rows[asin]])
         except KeyError:
             raise ShopGymError(f"no product has asin {asin!r}") from None
 
@@ -129,7 +130,7 @@ class Shop:
 
     def draw_goal(self, rng: random.Random) -> Goal:
         """A goal drawn by weight, as the original does for a session without one."""
-        return self.goals[draw_goal(rng, self.goals, self._sums)]
+        return self.goals[draw_goal(rng, self.goals, self._goal_list.running_weights)]
 
     def describe(self) -> dict[str, Any]:
         """Counts, splits, hash and settings of the shop; plain values that JSON can hold."""
@@ -140,7 +141,7 @@ class Shop:
             "catalogue_hash": self.catalogue_hash,
             "num_products": len(self.products),
             "num_goals": len(self.goals),
-            "num_products_with_goals": len({goal.asin for goal in self.goals}),
+            "num_products_with_goals": len(np.unique(self._goal_list.columns.rows)),
             "split_sizes": {name: len(self._splits[name]) for name in SPLITS},
             "num_rows_skipped": sum(warning.is_skipped for warning in self.warnings),
             "warnings": self._catalog.warning_counts,
@@ -233,8 +234,8 @@ def _reopen(arguments: dict[str, Any]) -> Shop:
 def _open(**arguments: Any) -> Shop:
     directory, kind = arguments["data_dir"], arguments["goals"]
     catalog = _catalog(directory, arguments["version"], arguments["num_products"])
-    drawing = {name: arguments[name] for name in ("preseed", "variant", "limit_goals", "filter_goals")}
-    goal_list = build_goals(catalog, kind, **drawing)
+    whole = _whole_goals(catalog, kind, arguments["preseed"], arguments["variant"])
+    goal_list = select_goals(whole, limit_goals=arguments["limit_goals"], filter_goals=arguments["filter_goals"])
     if not goal_list.goals:
         needed = "items_human_ins*.json" if kind == "human" else "instructions in items_ins*.json"
         raise ShopGymError(
@@ -248,9 +249,33 @@ def _open(**arguments: Any) -> Shop:
 
 @lru_cache(maxsize=8)
 def _catalog(directory: str, version: Version, num_products: int | None) -> Catalog:
-    catalog = load_catalog(directory, version=version, num_products=num_products)
+    catalog = open_catalog(directory, version=version, num_products=num_products)
     catalog.nouns.require(product.title for product in catalog.products.values())
     return catalog
+
+
+def _whole_goals(catalog: Catalog, kind: GoalKind, preseed: int, variant: Variant) -> GoalList:
+    """All goals; those without a seed of one's own are kept beside a compiled catalogue."""
+    if catalog.compiled_file is None or preseed != 0 or variant is not None:
+        return build_goals(catalog, kind, preseed=preseed, variant=variant)
+    path = goals_file(catalog, kind)
+    try:
+        return GoalList.read(path, catalog, kind)
+    except OSError:  # nothing there, or a cache that cannot be read
+        pass
+    except TableError as error:
+        _LOG.warning("%s", error)
+    goal_list = build_goals(catalog, kind)
+    try:
+        goal_list.write(path)
+        return GoalList.read(path, catalog, kind)
+    except (OSError, TableError):  # the cache cannot be written: everything works without
+        return goal_list
+
+
+def goals_file(catalog: Catalog, kind: GoalKind) -> Path:
+    """Where the goals of a compiled catalogue are kept."""
+    return catalogue_cache(catalog.catalogue_hash) / f"goals-{catalog.version}-{kind}.table"
 
 
 def _engine(catalog: Catalog, name: str) -> SearchEngine:

@@ -60,8 +60,8 @@ def test_goals_are_found_by_index_and_id(data_dir: Path):
     shop = open_shop(data_dir)
     assert len(shop.goals) == 9
     for index, goal in enumerate(shop.goals):
-        assert shop.goal_by_id(goal.goal_id) is goal
-        assert shop.goal_at(index) is shop.goal_at(np.int64(index)) is goal
+        assert shop.goal_by_id(goal.goal_id) == goal
+        assert shop.goal_at(index) == shop.goal_at(np.int64(index)) == goal
     for bad in (9, -1, np.int32(9), True, np.True_, 1.0, np.float64(1), "1", None, int, np.array([1, 2])):
         with pytest.raises(ShopGymError, match="goal_index must be"):
             shop.goal_at(bad)

@@ -53,13 +53,13 @@ def _check_goals(catalog: Catalog, kind: str) -> dict[str, Any]:
     indexes = {split_by: split_indexes(goal_list, split_by) for split_by in ("goal", "product")}
     return {
         "num_goals": len(goal_list.goals),
-        "num_products_with_goals": len({goal.asin for goal in goal_list.goals}),
+        "num_products_with_goals": len(set(goal_list.columns.rows.tolist())),
         "splits": {cut: {name: len(arrays[name]) for name in SPLITS} for cut, arrays in indexes.items()},
     }
 
 
 def _check_nouns(catalog: Catalog) -> dict[str, Any]:
-    missing = catalog.nouns.missing(product.title for product in catalog.products.values())
+    missing = list(catalog.nouns.missing(product.title for product in catalog.products.values()))
     return {**catalog.nouns.describe(), "num_names_to_tag": len(missing), "can_tag": can_tag()}
 
 
