@@ -30,3 +30,12 @@ def test_environments(tmp_path: Path) -> None:
         assert measured["warm"]["steps_per_s"] > 44.3, "slower than the original"
     assert [row["num_envs"] for row in result["memory"]] == [1, 64]
     assert len(result["workers"]["pss_bytes"]) == 2
+
+
+def test_advantages(tmp_path: Path) -> None:
+    arguments = ("--rows", "120", "300", "--groups", "1", "--repeats", "2")
+    printed, result = run_benchmark(tmp_path, "bench_advantages.py", *arguments)
+    assert "| gigpo | 300 |" in printed and "| reinforce++ | 120 |" in printed
+    assert [row["num_rows"] for row in result["times"]] == [120, 300] * 4
+    assert all(row["s"]["mean"] > 0 for row in result["times"])
+    assert 1 < result["similarity"]["num_clusters"] <= result["similarity"]["num_pages"] <= 120

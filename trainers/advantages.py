@@ -11,7 +11,7 @@ Dimensions: N rows (one per real environment step), G groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import get_args
@@ -216,14 +216,22 @@ def similar_pages(batch: StepBatch, *, threshold: float) -> np.ndarray:
         group, anchor = int(batch.group_id[row]), int(batch.anchor_id[row])
         if (group, anchor) not in chosen:
             known = leaders.setdefault(group, [])
-            text = batch.anchor_texts[anchor]
-            fits = (a for a in known if SequenceMatcher(None, batch.anchor_texts[a], text).ratio() >= threshold)
-            leader = next(fits, anchor)
+            leader = next(_near(known, anchor, batch.anchor_texts, threshold=threshold), anchor)
             if leader == anchor:
                 known.append(anchor)
             chosen[group, anchor] = leader
         result[row] = chosen[group, anchor]
     return result
+
+
+def _near(known: list[int], anchor: int, texts: tuple[str, ...], *, threshold: float) -> Iterator[int]:
+    """Those of the known anchors that are near enough to another, in their order."""
+    matcher = SequenceMatcher(b=texts[anchor])  # what it finds out about b serves every comparison
+    for leader in known:
+        matcher.set_seq1(texts[leader])
+        # Two upper bounds come first: they are cheap, and most pages are far apart.
+        if all(ratio() >= threshold for ratio in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)):
+            yield leader
 
 
 def gigpo(batch: StepBatch, config: AdvantageConfig) -> np.ndarray:
