@@ -90,10 +90,8 @@ def print_tables(result: dict[str, Any]) -> None:
             f"| {cpu['mean']:.4f} ± {cpu['std']:.4f} | {row['cpu_us_per_row']:.2f} |"
         )
     similar = result["similarity"]
-    print(
-        f"\n| pages of {similar['num_rows']:,} rows compared in groups | pages | clusters | all (s) | all (CPU s) | a row (CPU µs) |"
-    )
-    print("| --- | --- | --- | --- | --- | --- |")
+    heads = (f"pages of {similar['num_rows']:,} rows, compared in groups", "pages", "clusters")
+    print(f"\n| {' | '.join(heads)} | all (s) | all (CPU s) | a row (CPU µs) |\n|{' --- |' * 6}")
     print(
         f"| gigpo with enable_similarity, thresh {similar['threshold']} | {similar['num_pages']:,} "
         f"| {similar['num_clusters']:,} | {similar['s']['mean']:.2f} "
