@@ -131,7 +131,7 @@ class _Source:
                 if not is_cut or not self._read_more():
                     raise self.fault(error.msg, error.pos) from error
                 continue
-            if end == len(self._text) and self._read_more():  # a number may go on
+            if end >= len(self._text) - _LONGEST_WORD and self._read_more():  # "0." is 0 until its next digit is there
                 continue
             text, self._place = self._text[self._place : end], end
             return value, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import random
@@ -242,8 +243,10 @@ def _open(**arguments: Any) -> Shop:
             f"{directory}: none of its {goal_list.num_whole} {kind} goals is left; goals need {needed}, "
             "and a filter or limit must keep at least one"
         )
-    if arguments["search"] != "bm25":
-        _engine(catalog, arguments["search"])  # what is missing shows now, not as a search that fails
+    is_index_missing = catalog.compiled_file is not None and not index_file(catalog).exists()
+    if arguments["search"] != "bm25" or is_index_missing:
+        # What cannot be had shows now, not as a search that fails; and what is made once is there for all processes.
+        _engine(catalog, arguments["search"])
     return Shop(catalog, goal_list, arguments)
 
 
@@ -285,29 +288,36 @@ def _engine(catalog: Catalog, name: str) -> SearchEngine:
 
 @lru_cache(maxsize=8)
 def _build_engine(catalog: Catalog, name: str) -> SearchEngine:
-    """Shared by all shops of one catalogue; the embedded engine's index is read where `data build` has kept it."""
+    """Shared by all shops of one catalogue; the embedded engine's index is kept beside a compiled catalogue."""
     if name == "bm25" and (stored := _stored_index(catalog)) is not None:
         return BM25Search(stored, truncate_long_queries=catalog.version == "v1")
-    asins = list(catalog.products)
-    documents = [index_document(product) for product in catalog.products.values()]
+    documents = map(index_document, catalog.products.values())
     hash_, is_cut = catalog.catalogue_hash, catalog.version == "v1"
     if name == "pyserini":
         from webshop_env.search.pyserini import PyseriniSearch
 
-        return PyseriniSearch.open(documents, asins, catalogue_hash=hash_, truncate_long_queries=is_cut)
-    index = BM25Index.build(documents, asins, catalogue_hash=hash_)
+        return PyseriniSearch.open(
+            list(documents), list(catalog.asins), catalogue_hash=hash_, truncate_long_queries=is_cut
+        )
+    index = BM25Index.build(documents, catalog.asins, catalogue_hash=hash_)
+    if catalog.compiled_file is not None:
+        with contextlib.suppress(OSError):  # without a cache, every process makes its own
+            index.save(index_file(catalog))
     return BM25Search(index, truncate_long_queries=is_cut)
 
 
 def index_file(catalog: Catalog) -> Path:
     """Where `data build` keeps the search index of a catalogue."""
-    return catalogue_cache(catalog.catalogue_hash) / f"bm25-{catalog.version}.npz"
+    return catalogue_cache(catalog.catalogue_hash) / f"bm25-{catalog.version}.index"
 
 
 def _stored_index(catalog: Catalog) -> BM25Index | None:
     try:
         return BM25Index.load(index_file(catalog), catalog.catalogue_hash)
-    except (OSError, IndexMismatchError):  # None, or of another release: it is made anew in memory.
+    except OSError:  # nothing there, or a cache that cannot be read
+        return None
+    except IndexMismatchError as error:
+        _LOG.warning("%s", error)
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from env_manager import EnvConfig, EnvManager
 from env_manager.frozen_lake import TextFrozenLake
 from env_manager.ray_backend import RayVectorEnv
 from env_manager.vector import make_vector_env
-from webshop_env import open_shop
+from webshop_env import compiled, open_shop
+from webshop_env.compiled import write_products
 from webshop_env.errors import ShopGymError
 from webshop_env.policies import OraclePolicy
+from webshop_env.shop import EMBEDDED_CATALOGUE, index_file
 
 require_extra("ray", "ray")
 
@@ -267,6 +270,33 @@ def test_a_callers_mistake_is_that_of_the_local_backend_and_costs_no_episode(
     after, *_, infos = env.step([None, "search[red mug]", *[None] * 6])
     assert after[0] == before[0] and after[1] != before[1], "the step that was refused has not been taken"
     assert "failed" not in infos
+
+
+def test_the_catalogue_is_compiled_once_and_the_actors_map_it(
+    sharded: Callable[..., RayVectorEnv], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(EMBEDDED_CATALOGUE, tmp_path / "shop")
+    rows = json.loads((tmp_path / "shop" / "items_shuffle_1000.json").read_text())
+    (tmp_path / "shop" / "items_shuffle_1000.json").write_text(json.dumps(rows[:900]))
+    made: list[os.stat_result] = []
+
+    def write(path: Path, *args: Any, **settings: Any) -> None:
+        write_products(path, *args, **settings)
+        made.append(path.stat())
+
+    monkeypatch.setattr(compiled, "write_products", write)
+    env = sharded("webshop_env:WebShop-v1", env_kwargs={"data_dir": str(tmp_path / "shop")})
+    env.reset(seed=0)
+    env.step(["search[red mug]"] * NUM)
+
+    def files_of(worker: Any) -> list[tuple[int, int]]:
+        catalog = worker._env.unwrapped.shop._catalog
+        return [(path.stat().st_ino, path.stat().st_mtime_ns) for path in (catalog.compiled_file, index_file(catalog))]
+
+    in_actors = ray.get([shard._actor.__ray_call__.remote(files_of) for shard in env._shards])
+    index_of_driver = index_file(open_shop(tmp_path / "shop")._catalog).stat()
+    here = [(made[0].st_ino, made[0].st_mtime_ns), (index_of_driver.st_ino, index_of_driver.st_mtime_ns)]
+    assert len(made) == 1 and in_actors == [here, here], "no actor has made anything anew"
 
 
 def test_more_cpus_than_there_are_is_one_clear_line() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -128,24 +129,42 @@ def _build_nouns(catalogs: list[Catalog], say: Callable[[str], None]) -> None:
 
 def _build_indexes(catalogs: list[Catalog], say: Callable[[str], None]) -> None:
     built: BM25Index | None = None
-    built_from: list[tuple[str, str]] = []
+    built_from = ""
     for catalog in catalogs:
         path = index_file(catalog)
-        if _fits(path, catalog.catalogue_hash):
+        if _fits(path, catalog.catalogue_hash, say):
             say(f"search index {catalog.version}: present, {path}")
             continue
-        documents = [(asin, index_document(product)) for asin, product in catalog.products.items()]
-        if built is None or documents != built_from:
-            texts, asins = [text for _, text in documents], [asin for asin, _ in documents]
-            built, built_from = BM25Index.build(texts, asins, catalogue_hash=catalog.catalogue_hash), documents
+        if built is None or _hash_documents(catalog) != built_from:
+            with Progress(f"search index {catalog.version}", len(catalog.products)) as progress:
+                documents = _documents(catalog, progress)
+                built = BM25Index.build(documents, catalog.asins, catalogue_hash=catalog.catalogue_hash)
+            built_from = _hash_documents(catalog) if catalog is not catalogs[-1] else ""
         built.save(path)
         say(f"search index {catalog.version}: built, {built.num_docs} documents, {path}")
 
 
-def _fits(path: Path, catalogue_hash: str) -> bool:
+def _documents(catalog: Catalog, progress: Callable[[int], None]) -> Iterator[str]:
+    for row, product in enumerate(catalog.products.values()):
+        progress(row)
+        yield index_document(product)
+
+
+def _hash_documents(catalog: Catalog) -> str:
+    """The versions mostly have the same documents, and reading them is quick against building an index."""
+    digest = hashlib.sha256()
+    for asin, product in catalog.products.items():
+        digest.update(json.dumps([asin, index_document(product)]).encode())
+    return digest.hexdigest()
+
+
+def _fits(path: Path, catalogue_hash: str, say: Callable[[str], None]) -> bool:
     try:
         BM25Index.load(path, catalogue_hash)
-    except (FileNotFoundError, IndexMismatchError):
+    except FileNotFoundError:
+        return False
+    except IndexMismatchError as error:
+        say(str(error))
         return False
     return True
 
