@@ -21,18 +21,25 @@ GOAL_ORDER_SEED = 233
 """Chooses the fixed validation goals out of a split; the published split seed."""
 
 
+def train_goals(world: World, env: EnvSettings, data: DataSettings) -> tuple[np.ndarray, str]:
+    """The goals to learn from, and where they come from.
+
+    Raises:
+        SettingsError: The goal list does not fit this world.
+    """
+    if data.train_files is None:
+        return world.split("train"), "the train split"
+    return load_goals(data.train_files, world, env, key="data.train_files"), data.train_files
+
+
 def training_goals(world: World, settings: Settings) -> GoalOrder:
     """The goals to learn from, in the order of the run's seed.
 
     Raises:
         SettingsError: The goal list does not fit this world, or there are fewer goals than an update plays.
     """
-    data = settings.data
-    if data.train_files is None:
-        goals, source = world.split("train"), "the train split"
-    else:
-        goals, source = load_goals(data.train_files, world, settings.env, key="data.train_files"), data.train_files
-    return GoalOrder(goals, data.train_batch_size, seed=settings.trainer.seed, source=source)
+    goals, source = train_goals(world, settings.env, settings.data)
+    return GoalOrder(goals, settings.data.train_batch_size, seed=settings.trainer.seed, source=source)
 
 
 def validation_goals(world: World, env: EnvSettings, data: DataSettings) -> np.ndarray:

@@ -1,10 +1,13 @@
-"""How small policies start: imitation of the oracle on train goals, through the prompts that training uses.
+"""How small policies start: imitation on train goals, through the prompts that training uses.
 
     python trainers/sft.py out=outputs/policy goals=1000 epochs=3
+    python trainers/sft.py out=outputs/policy source=my_module:MyShopper won_only=true
+    python trainers/sft.py out=outputs/policy source=episodes.parquet init=outputs/tiny/checkpoints/update_000030/policy
 
-Plays the oracle through the environment manager, trains a tokenizer on what it saw (unless `init` brings one),
-makes a small Qwen2 model, and teaches it the oracle's replies. Writes a Hugging Face directory with bf16 weights,
-and beside them how they were made (`provenance.json`).
+Plays the oracle, or another source, through the environment manager, or takes the episodes of a rollout's file; trains
+a tokenizer on what it saw (unless `init` brings one), makes a small Qwen2 model, and teaches it the replies. Writes a
+Hugging Face directory with bf16 weights, which loads wherever a checkpoint's `policy/` does, and beside them how they
+were made (`provenance.json`).
 """
 
 # ruff: noqa: RUF009  setting() and group() make dataclass fields
@@ -18,7 +21,6 @@ if __name__ == "__main__":  # before torch: threads that wait by spinning starve
 
 import json
 import math
-import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +31,14 @@ import torch
 
 from env_manager import EnvManager
 from rollout.collector import CollectorConfig, TrajectoryCollector
-from rollout.constrained import SEARCH, ActionGrammar, NotLosslessError
+from rollout.constrained import ActionGrammar
 from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
 from trainers.command import settings_of
+from trainers.demonstrations import Demonstrations, demonstrate, encode, is_recorded, make_source, recorded
 from trainers.evaluation import Evaluation, evaluate, goal_list_of, setup_of
 from trainers.files import atomic_directory, require_writable
-from trainers.goals import fixed_goals
+from trainers.goals import fixed_goals, train_goals
 from trainers.models import (
     PROVENANCE,
     load_model,
@@ -49,16 +52,12 @@ from trainers.models import (
 from trainers.ranks import start_ranks, stop_ranks
 from trainers.scoring import Collator, Pairs, TokenScorer, least_fill, micro_batches, require_plain_logits
 from trainers.settings import DataSettings, EnvSettings, SettingsError, flatten, group, setting
-from trainers.worlds import make_grammar, make_manager, open_shop_world, require_positions
-from webshop_env.policies import OraclePolicy
-from webshop_env.shop import Shop
+from trainers.worlds import make_grammar, make_manager, open_world, require_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Dimensions: N rows (oracle steps), B slots of the manager.
-
-BUY = "click[buy now]"
+    from trainers.worlds import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,14 @@ class SftSettings:
 
     recipe: str = setting("tiny", "where env and data settings come from")
     out: str | None = setting(None, "directory to write; must be given")
-    goals: int = setting(1000, "train goals to imitate, a seeded choice; 0 takes all", at_least=0)
+    source: str = setting(
+        "oracle",
+        "whose episodes are imitated: oracle, rule, module:name for a class of your own that is called with the shop "
+        "and has act(observation, info), or a rollout's .parquet file",
+    )
+    won_only: bool = setting(False, "leave out episodes that were not won")
+    min_score: float = setting(0.0, "leave out episodes with a lower task score", at_least=0, at_most=1)
+    goals: int = setting(1000, "train goals to play for it, a seeded choice; 0 takes all", at_least=0)
     episodes_per_goal: int = setting(1, "times that each goal is played; more than 1 needs noise", at_least=1)
     noise: float = setting(
         0.0, "share of steps at which a random action is played, so that recovery is seen", at_least=0, at_most=0.9
@@ -102,86 +108,6 @@ class SftSettings:
     device: str = setting("auto", "auto, cpu or cuda", only=("auto", "cpu", "cuda"))
     env: EnvSettings = group(EnvSettings)
     data: DataSettings = group(DataSettings)
-
-
-@dataclass(slots=True)
-class Demonstrations:
-    """What the oracle saw and did, one entry per step."""
-
-    prompts: list[str]
-    admissible: list[tuple[str, ...]]
-    actions: list[str]
-    num_episodes: int = 0
-    num_won: int = 0
-
-
-def demonstrate(
-    manager: EnvManager, shop: Shop, goals: np.ndarray, *, noise: float = 0.0, haste: float = 0.0, seed: int = 0
-) -> Demonstrations:
-    """Plays the oracle through a manager.
-
-    Args:
-        manager: Its prompts are what is recorded; it ends up reset to the last goals.
-        shop: The shop of its environments.
-        goals: int [E], one episode each, in any number.
-        noise: Share of steps at which something else than the oracle's action is played. What is recorded is the
-            oracle's action all the same, so that the way back is learnt too.
-        haste: Share of item pages at which the demonstrator buys although the oracle would still choose an option.
-            That purchase is what is recorded: a habit that only reward can tell from a good one.
-        seed: Of noise and haste; each episode has its own generator.
-    """
-    oracle = OraclePolicy(shop)
-    shown = Demonstrations([], [], [])
-    for start in range(0, len(goals), manager.num_envs):
-        chosen = [int(goal) for goal in goals[start : start + manager.num_envs]]
-        generators = [random.Random(f"{seed} {start + slot}") for slot in range(len(chosen))]
-        observations = manager.reset(chosen)
-        while observations.is_live.any():
-            slots = [int(slot) for slot in np.flatnonzero(observations.is_live)]
-            replies = []
-            for slot in slots:
-                action, possible = oracle.act(*manager.page(slot)), observations.admissible[slot]
-                is_choosing = manager.page(slot)[1]["page_kind"] == "item" and action != BUY
-                if haste and is_choosing and BUY in possible and generators[slot].random() < haste:
-                    action = BUY
-                shown.prompts.append(observations.prompts[slot])
-                shown.admissible.append(possible)
-                shown.actions.append(action)
-                others = [a for a in possible if a not in (action, SEARCH, BUY)]
-                if others and generators[slot].random() < noise:
-                    action = generators[slot].choice(others)
-                replies.append(
-                    f"<think>{action}</think><action>{action}</action>"
-                    if manager.template.thinks
-                    else f"<action>{action}</action>"
-                )
-            result = manager.step(replies, slots)
-            shown.num_won += int(result.won.sum())
-            observations = result.observations
-        shown.num_episodes += len(chosen)
-    return shown
-
-
-def encode(shown: Demonstrations, engine: HFEngine, grammar: ActionGrammar) -> tuple[Pairs, int]:
-    """Rows as token ids.
-
-    Returns:
-        The rows, and how many were left out because their reply does not fit into the limit of a reply, or does not
-        come back from the tokenizer whole.
-    """
-    prompts: list[np.ndarray] = []
-    replies: list[np.ndarray] = []
-    admissible: list[tuple[str, ...] | None] = []
-    for prompt, possible, action in zip(shown.prompts, shown.admissible, shown.actions, strict=True):
-        try:
-            reply = grammar.encode_reply(action)
-        except NotLosslessError:
-            continue
-        if len(reply) <= grammar.max_tokens:
-            prompts.append(engine.encode(prompt))
-            replies.append(reply)
-            admissible.append(possible)
-    return Pairs(prompts, replies, admissible, np.arange(len(prompts))), len(shown.prompts) - len(prompts)
 
 
 def imitate(
@@ -256,7 +182,7 @@ def learning_rate_share(step: int, num_steps: int, warmup_frac: float) -> float:
 
 
 def run(settings: SftSettings, command: str) -> dict[str, Any]:
-    """From oracle to directory; returns the provenance that was written."""
+    """From episodes to directory; returns the provenance that was written."""
     if settings.out is None:
         raise SettingsError("out=DIR is missing: where shall the policy go?")
     out = Path(settings.out).expanduser()
@@ -265,28 +191,39 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
         raise SettingsError(f"out: {out} is not empty; name another directory, or delete it")
     ranks = start_ranks(settings.device)
     device = ranks.device
-    shop = open_shop_world(settings.env)
-    train_goals = shop.split("train")
-    goals = np.random.default_rng(settings.seed).permutation(train_goals)[: settings.goals or None]
+    world = open_world(settings.env)
+    all_goals, _ = train_goals(world, settings.env, settings.data)
+    goals = np.random.default_rng(settings.seed).permutation(all_goals)[: settings.goals or None]
     goals = np.tile(goals, settings.episodes_per_goal)
     num_envs = min(settings.num_envs, len(goals))
 
-    tokenizer = _tokenizer(settings, shop, goals, num_envs)
+    tokenizer = _tokenizer(settings, world, goals[: len(all_goals)], num_envs)
     model = _model(settings, tokenizer)
     require_positions(model.config, settings.data)
     grammar = make_grammar(tokenizer, settings.env, settings.data)
     engine = HFEngine(model, tokenizer, grammar=grammar, copy_model=False)
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
     began = time.perf_counter()
-    shown = demonstrate(manager, shop, goals, noise=settings.noise, haste=settings.haste, seed=settings.seed)
-    rows, num_left_out = encode(shown, engine, grammar)
+    if is_recorded(settings.source):
+        lesson = recorded(
+            settings.source,
+            all_goals,
+            manager,
+            engine,
+            won_only=settings.won_only,
+            min_score=settings.min_score,
+            masked=settings.masked,
+            max_tokens=grammar.max_tokens,
+        )
+    else:
+        lesson = encode(_shown(settings, world, manager, goals), engine, grammar)
+    rows = lesson.rows
+    if not len(rows):
+        raise SettingsError(f"source: nothing is left to imitate ({lesson}); lower min_score, or take other episodes")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
-        f"{len(rows)} rows of {shown.num_episodes} episodes ({shown.num_won} won by the oracle) in "
-        f"{time.perf_counter() - began:.0f} s; {num_left_out} left out, their reply is longer than "
-        f"{grammar.max_tokens} tokens or lost in the tokenizer; rows {rows.lengths.mean():.0f} tokens on average, "
-        f"{rows.lengths.max()} at most; "
-        f"{num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {device}",
+        f"{lesson} in {time.perf_counter() - began:.0f} s; rows {rows.lengths.mean():.0f} tokens on average, "
+        f"{rows.lengths.max()} at most; {num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {device}",
         flush=True,
     )
     figures: dict[str, Any] = imitate(model, rows, grammar, settings, device, int(tokenizer.pad_token_id or 0))
@@ -297,7 +234,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
         "environment": settings.env.env_name,
         "prompt_template": settings.env.prompt,
         "prompt_template_hash": manager.prompt_hash,
-        "catalogue_hash": shop.catalogue_hash,
+        "catalogue_hash": world.catalogue_hash,
         "num_parameters": num_parameters,
         "num_rows": len(rows),
         "weights_hash": weights_hash(weights),
@@ -307,7 +244,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     }
     if settings.eval_goals:
         model.load_state_dict(weights)  # what is measured is what is saved
-        evaluation = _evaluate(settings, engine, shop, ranks, num_envs)
+        evaluation = _evaluate(settings, engine, world, ranks, num_envs)
         figures["eval_success"], figures["eval_score"] = str(evaluation.success), str(evaluation.score)
         print(f"eval success {evaluation.success}\neval score   {evaluation.score}")
     with atomic_directory(out) as scratch:
@@ -319,13 +256,26 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     return made
 
 
-def _tokenizer(settings: SftSettings, shop: Shop, goals: np.ndarray, num_envs: int) -> PreTrainedTokenizerBase:
+def _shown(settings: SftSettings, world: World, manager: EnvManager, goals: np.ndarray) -> Demonstrations:
+    """The source's episodes that are good enough."""
+    shown = demonstrate(
+        manager,
+        make_source(settings.source, world, settings.env),
+        goals,
+        noise=settings.noise,
+        haste=settings.haste,
+        seed=settings.seed,
+    )
+    return shown.keep(won_only=settings.won_only, min_score=settings.min_score)
+
+
+def _tokenizer(settings: SftSettings, world: World, goals: np.ndarray, num_envs: int) -> PreTrainedTokenizerBase:
     if settings.init or settings.tokenizer:
         return load_tokenizer(str(settings.init or settings.tokenizer))
+    if is_recorded(settings.source):
+        raise SettingsError("source: recorded episodes are tokens; name the policy (init) or tokenizer that wrote them")
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=None)
-    shown = demonstrate(
-        manager, shop, goals[: len(shop.split("train"))], noise=settings.noise, haste=settings.haste, seed=settings.seed
-    )
+    shown = _shown(settings, world, manager, goals)
     replies = (f"<action>{action}</action>" for action in shown.actions)
     return train_tokenizer([*shown.prompts, *replies], settings.vocab_size)
 
@@ -346,8 +296,8 @@ def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrai
     )
 
 
-def _evaluate(settings: SftSettings, engine: HFEngine, shop: Shop, ranks: Any, num_envs: int) -> Evaluation:
-    goals = fixed_goals(shop, "eval", settings.eval_goals)
+def _evaluate(settings: SftSettings, engine: HFEngine, world: World, ranks: Any, num_envs: int) -> Evaluation:
+    goals = fixed_goals(world, "eval", settings.eval_goals)
     manager = make_manager(settings.env, settings.data, min(num_envs, len(goals)), count_tokens=engine.count_tokens)
     return evaluate(
         TrajectoryCollector(manager, CollectorConfig(constrained=True)),
@@ -356,8 +306,8 @@ def _evaluate(settings: SftSettings, engine: HFEngine, shop: Shop, ranks: Any, n
         SamplingParams(temperature=settings.eval_temperature, max_tokens=settings.data.max_response_length),
         ranks,
         seed=settings.seed,
-        world=shop,
-        goal_list=goal_list_of(settings.env, shop.catalogue_hash),
+        world=world,
+        goal_list=goal_list_of(settings.env, world.catalogue_hash),
         split="eval",
         setup=setup_of(settings.env, settings.data, constrained=True),
         name=str(settings.out),

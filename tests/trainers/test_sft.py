@@ -7,10 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from trainers.demonstrations import demonstrate
 from trainers.models import load_model, load_tokenizer, refuse_other_prompts
 from trainers.settings import SettingsError, resolve
-from trainers.sft import SftSettings, demonstrate, learning_rate_share, main, run
+from trainers.sft import SftSettings, learning_rate_share, main, run
 from trainers.worlds import make_manager, open_world
+from webshop_env.policies import OraclePolicy
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def shop(settings):
 
 def test_the_oracle_wins_through_the_manager_and_its_actions_are_admissible(settings, shop):
     manager = make_manager(settings.env, settings.data, 8, count_tokens=None)
-    shown = demonstrate(manager, shop, shop.split("train")[:20])
+    shown = demonstrate(manager, OraclePolicy(shop), shop.split("train")[:20])
     assert (shown.num_episodes, shown.num_won) == (20, 20)
     assert shown.prompts[0].startswith("task: ")
     for possible, action in zip(shown.admissible, shown.actions, strict=True):
@@ -35,11 +37,11 @@ def test_the_oracle_wins_through_the_manager_and_its_actions_are_admissible(sett
 def test_noise_shows_the_way_back_and_belongs_to_the_seed(settings, shop):
     manager = make_manager(settings.env, settings.data, 8, count_tokens=None)
     goals = shop.split("train")[:8]
-    plain = demonstrate(manager, shop, goals)
-    noisy = demonstrate(manager, shop, goals, noise=0.4, seed=1)
+    plain = demonstrate(manager, OraclePolicy(shop), goals)
+    noisy = demonstrate(manager, OraclePolicy(shop), goals, noise=0.4, seed=1)
     assert len(noisy.actions) > len(plain.actions)
     assert "click[< prev]" in noisy.actions
-    assert noisy.actions == demonstrate(manager, shop, goals, noise=0.4, seed=1).actions
+    assert noisy.actions == demonstrate(manager, OraclePolicy(shop), goals, noise=0.4, seed=1).actions
 
 
 def test_the_learning_rate_rises_then_falls_to_a_tenth():
