@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -39,3 +42,45 @@ def test_advantages(tmp_path: Path) -> None:
     assert [row["num_rows"] for row in result["times"]] == [120, 300] * 4
     assert all(row["s"]["mean"] > 0 for row in result["times"])
     assert 1 < result["similarity"]["num_clusters"] <= result["similarity"]["num_pages"] <= 120
+
+
+def write_run(folder: Path, estimator: str, seed: int, won: list[bool], share: float, **settings: Any) -> None:
+    """A finished run of two updates, as training leaves it behind."""
+    directory = folder / f"{estimator}_{seed}"
+    (directory / "validations").mkdir(parents=True)
+    saved = {"algorithm.adv_estimator": estimator, "trainer.seed": seed, "trainer.total_updates": 2} | settings
+    (directory / "settings.yaml").write_text(yaml.safe_dump(saved))
+    score = [1.0 if is_won else 0.5 for is_won in won]
+    last = {"goal_list": {"catalogue_hash": "a"}, "goal_index": list(range(len(won))), "won": won, "task_score": score}
+    (directory / "validations" / "update_000002.json").write_text(json.dumps(last))
+    figures = {"validation/success_frac": sum(won) / len(won), "validation/task_score": sum(score) / len(score)}
+    lines = [{"update": update, "rollout/success_frac": share} for update in (1, 2)] + [{"update": 2, **figures}]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_comparing_estimators(tmp_path: Path) -> None:
+    write_run(tmp_path, "grpo", 0, [True, False, False, False], 0.25)
+    write_run(tmp_path, "gigpo", 0, [True, True, True, False], 0.5)
+    write_run(tmp_path, "grpo", 1, [True, True, False, False], 0.5)
+    write_run(tmp_path, "gigpo", 1, [True, True, False, False], 0.5)
+    write_run(tmp_path, "grpo", 2, [True, True, False, False], 0.5)  # gigpo has not finished: no pair
+    arguments = ("--runs", str(tmp_path), "--collect", "--picture", str(tmp_path / "curve.png"))
+    printed, result = run_benchmark(tmp_path, "compare_estimators.py", *arguments)
+    assert "| 0 | 25.0 | 75.0 | +50.0 [" in printed and "| 1 | 50.0 | 50.0 | +0.0 [" in printed
+    assert [row["success_difference"]["mean"] for row in result["per_seed"]] == [0.5, 0.0]
+    success = result["over_seeds"]["success_difference"]
+    assert success["over_goals"]["num"] == 4 and success["over_goals"]["mean"] == 0.25  # of 0, 1/2, 1/2, 0
+    assert success["over_goals"]["high"] == pytest.approx(0.25 + 1.96 * 0.288675 / 2, abs=1e-4)
+    assert success["over_runs"]["num"] == 2 and success["over_runs"]["high"] == 1.0  # two runs say little
+    assert result["over_seeds"]["score_difference"]["over_goals"]["mean"] == 0.125
+    assert result["over_seeds"]["rollout_success_difference"]["over_runs"]["mean"] == 0.125
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_unlike_budgets_are_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path, "grpo", 0, [True], 0.5, **{"env.rollout.n": 8})
+    write_run(tmp_path, "gigpo", 0, [True], 0.5, **{"env.rollout.n": 16})
+    command = (sys.executable, "benchmarks/compare_estimators.py", "--runs", str(tmp_path), "--collect", "--seeds", "0")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: env.rollout.n: 8 with grpo, 16 with gigpo: not comparable\n"
