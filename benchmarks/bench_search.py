@@ -1,20 +1,31 @@
-"""How long search takes: time to build the index of a catalogue, and time per query.
+"""What does search cost as catalogues grow, and how does it compare with Lucene?
 
-    python benchmarks/bench_search.py DATA_DIR --out search.json
+    python benchmarks/bench_search.py DIR [DIR ...] --out benchmarks/results/bench_search.json [--work FOLDER]
 
-Queries are the catalogue's own synthetic instructions (long) and the search labels of its products (short).
+Each DIR holds a catalogue in WebShop's format; `python -m data.generate_large` makes large ones. For each, an index is
+built, opened and searched, every time in a process of its own; where Pyserini and Java are installed, Lucene gets the
+same documents and the same queries in turn with ours. FOLDER keeps indexes for another run, which then tells no times
+of building.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import platform
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -22,92 +33,249 @@ import numpy as np
 from webshop_env.catalog import index_document, load_catalog
 from webshop_env.errors import ShopGymError
 from webshop_env.search import BM25Index
+from webshop_env.types import Product
+
+K = 50
+HASH = "benchmark"
+NUM_COMMON = 200
 
 
-def query_times_ms(index: BM25Index, queries: list[str], repeats: int) -> dict[str, Any]:
-    """Time every query by itself, `repeats` times over all of them; the first round warms up and is not counted."""
-    times = []
-    for repeat in range(repeats + 1):
-        for query in queries:
-            start = time.perf_counter()
-            index.search(query)
-            if repeat:
-                times.append(time.perf_counter() - start)
-    p50, p99 = np.percentile(times, [50, 99]) * 1e3
-    return {"num_queries": len(queries), "p50_ms": round(float(p50), 4), "p99_ms": round(float(p99), 4)}
+class Documents:
+    """Texts and asins of a catalogue, one pass, with the time that making them took and a sample for queries."""
+
+    def __init__(self, data_dir: Path, num_queries: int) -> None:
+        self._data_dir, self._num_queries = data_dir, num_queries
+        self._rng = random.Random(0)
+        self._sample: list[tuple[str, str]] = []
+        self._title_words: Counter[str] = Counter()
+        self.cpu_s = 0.0
+        """CPU time of reading, apart from the work on what was read."""
+        self.asins: list[str] = []
+
+    def texts(self) -> Iterator[str]:
+        began = time.process_time()
+        for product, instruction in _products(self._data_dir):
+            text = index_document(product)
+            self.asins.append(product.asin)
+            self._note(product, instruction)
+            self.cpu_s += time.process_time() - began
+            yield text
+            began = time.process_time()
+
+    def taken_asins(self) -> Iterator[str]:
+        """The asin of each text that was taken from `texts`, to be drawn in step with it."""
+        place = 0
+        while place < len(self.asins):
+            yield self.asins[place]
+            place += 1
+
+    def queries(self) -> dict[str, list[str]]:
+        """Words of titles, whole instructions, and words that many titles hold: 2 to 10 of them."""
+        common = [word for word, _ in self._title_words.most_common(NUM_COMMON)]
+        titles, instructions, commons = [], [], []
+        for title, instruction in self._sample:
+            words = title.split()
+            titles.append(" ".join(self._rng.sample(words, min(len(words), self._rng.randint(2, 10)))))
+            commons.append(" ".join(self._rng.sample(common, min(len(common), self._rng.randint(2, 10)))))
+            instructions += [instruction] if instruction else []
+        return {"words of a title": titles, "instructions": instructions, "common words": commons}
+
+    def _note(self, product: Product, instruction: str) -> None:
+        number = len(self.asins)
+        if number <= 20_000:
+            self._title_words.update(set(product.title.split()))
+        if len(self._sample) < self._num_queries:
+            self._sample.append((product.title, instruction))
+        elif self._rng.random() < self._num_queries / number:
+            self._sample[self._rng.randrange(self._num_queries)] = (product.title, instruction)
 
 
-def measure(data_dir: Path, *, num_products: int | None, num_queries: int, repeats: int) -> dict[str, Any]:
-    """Build, save, load and query the index of one catalogue."""
-    catalog = load_catalog(data_dir, version="v1", num_products=num_products)
-    docs = [index_document(product) for product in catalog.products.values()]
-    build_s = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        index = BM25Index.build(docs, list(catalog.products), catalogue_hash=catalog.catalogue_hash)
-        build_s.append(time.perf_counter() - start)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "index.npz"
-        index.save(path)
-        file_mb = path.stat().st_size / 1e6
-        start = time.perf_counter()
-        BM25Index.load(path, catalog.catalogue_hash)
-        load_s = time.perf_counter() - start
+def _products(data_dir: Path) -> Iterator[tuple[Product, str]]:
+    catalog = load_catalog(data_dir)
+    for asin, product in catalog.products.items():
+        instruction = catalog.instructions.get(asin)
+        yield product, instruction.text if instruction else ""
 
-    rng = random.Random(0)
-    instructions = sorted({instruction.text for instruction in catalog.instructions.values()})
-    labels = sorted({product.query for product in catalog.products.values()})
-    samples = {
-        "instruction": rng.sample(instructions, min(num_queries, len(instructions))),
-        "label": rng.sample(labels, min(num_queries, len(labels))),
+
+def build_ours(data_dir: Path, folder: Path, num_queries: int) -> dict[str, Any]:
+    """Read the catalogue and build and save the index; also draws the queries."""
+    documents = Documents(data_dir, num_queries)
+    began, began_cpu = time.perf_counter(), time.process_time()
+    index = BM25Index.build(documents.texts(), documents.taken_asins(), catalogue_hash=HASH)
+    index.save(folder / "bm25")
+    facts = {
+        "build_s": round(time.perf_counter() - began, 2),
+        "build_cpu_s": round(time.process_time() - began_cpu, 2),
+        "reading_cpu_s": round(documents.cpu_s, 2),
+        "build_peak_mb": round(getrusage(RUSAGE_SELF).ru_maxrss / 1024),
     }
-    return {
+    (folder / "queries.json").write_text(json.dumps(documents.queries()))
+    return facts
+
+
+def build_lucene(data_dir: Path, folder: Path) -> dict[str, Any]:
+    """Read the catalogue and build Lucene's index, with one thread, as Pyserini does unless told otherwise."""
+    from webshop_env.search.pyserini import PyseriniSearch
+
+    documents = Documents(data_dir, 1)
+    began = time.perf_counter()
+    PyseriniSearch.build(folder / "lucene", documents.texts(), documents.taken_asins(), catalogue_hash=HASH)
+    return {"lucene_build_s": round(time.perf_counter() - began, 2)}
+
+
+def search(folder: Path, repeats: int) -> dict[str, Any]:
+    """Open the index in a fresh process, and time every query by itself, ours and Lucene's in turn."""
+    queries: dict[str, list[str]] = json.loads((folder / "queries.json").read_text())
+    before_mb = _resident_mb()
+    began = time.perf_counter()
+    index = BM25Index.load(folder / "bm25", HASH)
+    facts: dict[str, Any] = {
+        "open_ms": round(1000 * (time.perf_counter() - began), 2),
         "num_products": index.num_docs,
         "num_terms": index.num_terms,
         "num_postings": index.num_postings,
-        "first_build_s": round(build_s[0], 4),
-        "build_s": round(min(build_s), 4),
-        "load_s": round(load_s, 4),
-        "file_mb": round(file_mb, 3),
-        "queries": {kind: query_times_ms(index, queries, repeats) for kind, queries in samples.items() if queries},
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": platform.machine(),
+        "file_mb": round((folder / "bm25").stat().st_size / 1e6, 1),
     }
+    for query in (query for kind in queries.values() for query in kind):
+        index.search(query, K)
+    facts["resident_mb"] = round(_resident_mb() - before_mb)
+
+    engines: dict[str, Callable[[str], list[tuple[str, float]]]] = {"ours": lambda query: index.search(query, K)}
+    if (folder / "lucene").is_dir():
+        from webshop_env.search.pyserini import PyseriniSearch
+
+        lucene = PyseriniSearch.load(folder / "lucene", HASH)
+        engines["lucene"] = lambda query: lucene.search_with_scores(query, K)
+    facts["queries"] = {kind: _times(engines, texts, repeats) for kind, texts in queries.items() if texts}
+    return facts
 
 
-def print_table(result: dict[str, Any]) -> None:
-    print("| products | terms | postings | first build (s) | later build (s) | load (s) | file (MB) |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    keys = ("num_products", "num_terms", "num_postings", "first_build_s", "build_s", "load_s", "file_mb")
-    print("| " + " | ".join(f"{result[key]:,}" for key in keys) + " |\n")
-    print("| queries | number | p50 (ms) | p99 (ms) |")
-    print("| --- | --- | --- | --- |")
-    for kind, times in result["queries"].items():
-        print(f"| {kind} | {times['num_queries']} | {times['p50_ms']} | {times['p99_ms']} |")
+def _times(
+    engines: dict[str, Callable[[str], list[tuple[str, float]]]], queries: list[str], repeats: int
+) -> dict[str, Any]:
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    num_equal = 0
+    for repeat in range(repeats + 1):  # the first warms up
+        for query in queries:
+            found = []
+            for name, engine in engines.items():
+                began = time.perf_counter()
+                hits = engine(query)
+                if repeat:
+                    times[name].append(1000 * (time.perf_counter() - began))
+                found.append([asin for asin, _ in hits])
+            num_equal += repeat == 0 and found[0] == found[-1]
+    facts: dict[str, Any] = {"num_queries": len(queries)}
+    for name, measured in times.items():
+        p50, p99 = np.percentile(measured, [50, 99])
+        facts |= {f"{name}_p50_ms": round(float(p50), 3), f"{name}_p99_ms": round(float(p99), 3)}
+    if len(engines) > 1:
+        facts["num_equal_lists"] = num_equal
+    return facts
+
+
+def _resident_mb() -> float:
+    """Memory of this process, pages of mapped files that it has touched included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _alone(function: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
+    """Call in a process that does nothing else."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def measure(data_dir: Path, folder: Path, *, num_queries: int, repeats: int, with_lucene: bool) -> dict[str, Any]:
+    """Everything about one catalogue."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts: dict[str, Any] = {"catalogue": data_dir.name}
+    if not (folder / "queries.json").exists():
+        facts |= _alone(build_ours, data_dir, folder, num_queries)
+    if with_lucene and not (folder / "lucene").exists():
+        facts |= _alone(build_lucene, data_dir, folder)
+    return facts | _alone(search, folder, repeats)
+
+
+def has_lucene() -> bool:
+    from webshop_env.search.pyserini import JavaMissingError, require_pyserini
+
+    try:
+        require_pyserini()
+    except JavaMissingError as error:
+        print(f"without Lucene: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def print_tables(result: dict[str, Any]) -> None:
+    """As Markdown, for `benchmarks/README.md`."""
+    print("| catalogue | products | terms | build (s) | CPU (s) | reading (CPU s) | peak (MB) | file (MB) ", end="")
+    print("| open (ms) | resident (MB) |\n|" + " --- |" * 10)
+    keys = ("num_products", "num_terms", "build_s", "build_cpu_s", "reading_cpu_s", "build_peak_mb", "file_mb")
+    for row in result["catalogues"]:
+        cells = [f"{row[key]:,}" if key in row else "" for key in (*keys, "open_ms", "resident_mb")]
+        print(f"| {' | '.join([row['catalogue'], *cells])} |")
+    print("\n| products | queries | number | p50 (ms) | p99 (ms) | Lucene p50 (ms) | Lucene p99 (ms) ", end="")
+    print("| p50 ratio | equal lists |\n|" + " --- |" * 9)
+    for row in result["catalogues"]:
+        for kind, times in row["queries"].items():
+            cells = [f"{row['num_products']:,}", kind, times["num_queries"], times["ours_p50_ms"], times["ours_p99_ms"]]
+            if "lucene_p50_ms" in times:
+                ratio = times["lucene_p50_ms"] / times["ours_p50_ms"]
+                cells += [times["lucene_p50_ms"], times["lucene_p99_ms"], f"{ratio:.1f}", times["num_equal_lists"]]
+            else:
+                cells += [""] * 4
+            print(f"| {' | '.join(map(str, cells))} |")
+
+
+def processor() -> str:
+    """Name of the CPU where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data_dir", type=Path, help="directory with items_shuffle*.json and items_ins*.json")
+    parser.add_argument("data_dirs", type=Path, nargs="+", metavar="DIR", help="catalogue in WebShop's format")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
-    parser.add_argument("--num-products", type=int, help="take only the first rows of the catalogue")
-    parser.add_argument("--num-queries", type=int, default=300, help="queries of each kind (default 300)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds (default 5)")
+    parser.add_argument("--work", type=Path, help="keep indexes here (default: a folder that is deleted)")
+    parser.add_argument("--num-queries", type=int, default=500, help="queries of each kind (default 500)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, after one that warms up (default 3)")
+    parser.add_argument("--no-lucene", action="store_true", help="leave out the comparison")
     options = parser.parse_args(arguments)
     if min(options.repeats, options.num_queries) < 1:
         parser.error("--repeats and --num-queries must be at least 1")
-    try:
-        result = measure(
-            options.data_dir,
-            num_products=options.num_products,
-            num_queries=options.num_queries,
-            repeats=options.repeats,
-        )
-    except ShopGymError as error:
-        print(f"bench_search: {error}", file=sys.stderr)
-        return 2
-    print_table(result)
+    with_lucene = not options.no_lucene and has_lucene()
+    rows = []
+    with ExitStack() as stack:
+        work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for data_dir in options.data_dirs:
+            try:
+                rows.append(
+                    measure(
+                        data_dir,
+                        work / data_dir.name,
+                        num_queries=options.num_queries,
+                        repeats=options.repeats,
+                        with_lucene=with_lucene,
+                    )
+                )
+            except ShopGymError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 2
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "num_cpus": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "k": K,
+        "catalogues": rows,
+    }
+    print_tables(result)
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0

@@ -53,7 +53,7 @@ def read_documents(docs: Iterable[str], asins: Iterable[str], *, with_hash: bool
     tf_list: list[int] = []
     sizes: list[int] = []
     lengths: list[int] = []
-    for doc, asin in _pairs(docs, asins):
+    for doc, asin in document_pairs(docs, asins):
         taken.append(asin)
         if with_hash:
             for text in (asin, doc):
@@ -81,7 +81,8 @@ def read_documents(docs: Iterable[str], asins: Iterable[str], *, with_hash: bool
     )
 
 
-def _pairs(docs: Iterable[str], asins: Iterable[str]) -> Iterator[tuple[str, str]]:
+def document_pairs(docs: Iterable[str], asins: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each text with its asin, the text taken first; ValueError if there are not as many of both."""
     nothing = object()
     num_docs = num_asins = 0
     for doc, asin in zip_longest(docs, asins, fillvalue=nothing):

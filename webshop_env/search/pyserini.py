@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -24,6 +24,7 @@ from typing import Any
 from webshop_env.errors import ShopGymError
 from webshop_env.search.base import IndexMismatchError, QueryTooLongError, require_catalogue
 from webshop_env.search.bm25 import MAX_QUERY_TERMS
+from webshop_env.search.postings import document_pairs
 
 K1, B = 0.9, 0.4
 MIN_JAVA = 21
@@ -97,10 +98,11 @@ class PyseriniSearch:
         return cls.load(directory, catalogue_hash, truncate_long_queries=truncate_long_queries)
 
     @classmethod
-    def build(cls, directory: str | Path, docs: Sequence[str], asins: Sequence[str], *, catalogue_hash: str) -> None:
-        """Write an index, whole or not at all: readers never see half of it, and the first of two writers wins."""
-        if len(docs) != len(asins):
-            raise ValueError(f"as many asins as documents are needed, got {len(asins)} and {len(docs)}")
+    def build(cls, directory: str | Path, docs: Iterable[str], asins: Iterable[str], *, catalogue_hash: str) -> None:
+        """Write an index, whole or not at all: readers never see half of it, and the first of two writers wins.
+
+        Texts are taken one by one; a ValueError says that there are not as many asins.
+        """
         start_java()
         new_indexer = _java("io.anserini.index.SimpleIndexer")
         new_document = _java("io.anserini.collection.JsonCollection$Document").fromFields
@@ -109,7 +111,7 @@ class PyseriniSearch:
         temporary.mkdir(parents=True)
         try:
             indexer = new_indexer(str(temporary / "index"), False, 1)  # a new index, one thread
-            for asin, doc in zip(asins, docs, strict=True):
+            for doc, asin in document_pairs(docs, asins):
                 if doc.strip():  # Lucene takes no empty document
                     indexer.addJsonDocument(new_document(_encodable(asin), _encodable(doc)))
             indexer.close()
