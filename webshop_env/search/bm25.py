@@ -10,6 +10,7 @@ In large catalogues only documents that can be among the best are scored. A post
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -88,9 +89,10 @@ class BM25Index:
             catalogue_hash: names the catalogue that the documents come from.
         """
         self._arrays = dict(arrays)
-        self._asins, self._starts = arrays["asins"], arrays["starts"]
-        self._term_hashes, self._term_ends = arrays["term_hashes"], arrays["term_ends"]
-        self._term_bytes, self._idfs = arrays["term_bytes"], arrays["idfs"]
+        self._asins, self._idfs = arrays["asins"], arrays["idfs"]
+        # Of these single numbers are taken, for which views are faster than arrays.
+        self._starts, self._term_hashes = arrays["starts"].data, arrays["term_hashes"].data
+        self._term_ends, self._term_bytes = arrays["term_ends"].data, arrays["term_bytes"].data
         self._docs, self._codes = arrays["docs"], arrays["codes"]
         self._saturations, self._impacts = arrays["saturations"], arrays["impacts"]
         self._dense_rows = dict(zip(arrays["dense_terms"].tolist(), arrays["dense_rows"], strict=True))
@@ -214,15 +216,21 @@ class BM25Index:
             is_candidate = scores >= _kth_largest(scores, k)
             hits, scores = hits[is_candidate], scores[is_candidate]
         best = np.argsort(-scores, kind="stable")[:k]  # documents ascend by asin, so ties do too
-        asins = [asin[:-1].decode("utf-8", "surrogatepass") for asin in self._asins[hits[best]].tolist()]
-        return list(zip(asins, scores[best].tolist(), strict=True))
+        return list(zip(self._asins_of(hits[best]), scores[best].tolist(), strict=True))
+
+    def _asins_of(self, docs: np.ndarray) -> list[str]:
+        packed = self._asins[docs].tolist()
+        try:
+            return [asin[:-1].decode() for asin in packed]
+        except UnicodeDecodeError:  # half a surrogate pair, which odd files may hold
+            return [asin[:-1].decode("utf-8", "surrogatepass") for asin in packed]
 
     def _term_id(self, term: str) -> int | None:
         text = term.encode("utf-8", "surrogatepass")
         checksum = zlib.crc32(text)
-        term_id = int(np.searchsorted(self._term_hashes, np.uint32(checksum)))
+        term_id = bisect_left(self._term_hashes, checksum)
         while term_id < self.num_terms and self._term_hashes[term_id] == checksum:
-            if self._term_bytes[self._term_ends[term_id] : self._term_ends[term_id + 1]].tobytes() == text:
+            if self._term_bytes[self._term_ends[term_id] : self._term_ends[term_id + 1]] == text:
                 return term_id
             term_id += 1
         return None
