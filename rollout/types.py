@@ -9,11 +9,14 @@ Dimensions: N rows (one per real environment step), P_i prompt tokens and R_i re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,41 @@ class StreamingPolicy(Protocol):
         Raises:
             Exception: A request failed for good. A policy must not stay silent about one: its episode waits for it.
         """
+        ...
+
+
+class Engine(Policy, Protocol):
+    """A policy that a trainer keeps beside the actor and gives new weights after each update."""
+
+    notes: list[str]
+    """What to tell the user before a long run."""
+    dtype: torch.dtype
+    """What weights are kept in: whoever gathers them can convert them before."""
+
+    def count_tokens(self, prompt: str) -> int:
+        """Length of `encode(prompt)`."""
+        ...
+
+    def load_weights(
+        self, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Takes full tensors over, in place and one after the other, and wakes up.
+
+        Raises:
+            ValueError: They do not fit the model.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Gives memory back until the next `load_weights`, where the engine can."""
+        ...
+
+    def pop_seconds(self) -> dict[str, float]:
+        """Seconds spent on sleeping, waking and weights (`time/engine_<stage>_s`) since this was last asked."""
+        ...
+
+    def close(self) -> None:
+        """Ends what the engine started."""
         ...
 
 

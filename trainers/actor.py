@@ -145,9 +145,22 @@ class ShardedPolicy:
         everywhere = {u: row for share in self.ranks.gather(found) for u, row in share.items()}
         return ragged([everywhere[u] for u in pairs.of_row.tolist()])
 
+    def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights one after the other, unsharded, under the model's own names, tied copies too.
+
+        Every rank must go through all of them. A tensor is gathered when it is asked for, so that whoever drops it
+        before the next never holds a second model.
+
+        Args:
+            dtype: Converts each rank's part before it is sent; None keeps it.
+        """
+        for name, tensor in self.scorer.state_dict().items():
+            part = tensor.detach()
+            yield model_name(name), full(part if dtype is None else part.to(dtype))
+
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """All weights, unsharded, under the model's own names; every rank must call it and gets them."""
-        return {model_name(name): full(tensor.detach()) for name, tensor in self.scorer.state_dict().items()}
+        """All weights at once; every rank must call it and gets them."""
+        return dict(self.full_weights())
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters under the model's own names, tied copies left out."""

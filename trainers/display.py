@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class RunLog:
         total_updates: int,
         lines: list[dict[str, Any]],
         is_first: bool,
+        memory: Callable[[], dict[str, float]] = dict,
         console: bool = True,
         boards: Sequence[Board] = (),
     ) -> None:
@@ -44,6 +45,7 @@ class RunLog:
             total_updates: For the progress bar and the time left.
             lines: Metrics of the part of the run that is resumed; anything later on the disk is dropped.
             is_first: Whether this rank prints and writes.
+            memory: GiB in use by place, asked before and after each phase.
             console: Whether each line is shown; what is said, warnings among it, always is.
             boards: Where the lines go as well.
         """
@@ -52,6 +54,8 @@ class RunLog:
         self._path = run_dir / "metrics.jsonl"
         self._is_first = is_first
         self._seconds: dict[str, float] = {}
+        self._memory = memory
+        self._used: dict[str, float] = {}
         self._trouble = TroubleWatch(lines)
         self._boards = boards
         done = int(lines[-1]["update"]) if lines else 0
@@ -61,19 +65,25 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str, update: int) -> Iterator[None]:
-        """Shows what is going on, and adds its time to the update's `time/<name>_s`."""
+        """Shows what is going on, and adds its time to the update's `time/<name>_s`.
+
+        Memory in use is noted as `memory/<name>_before_<place>_gib` and `memory/<name>_after_<place>_gib`.
+        """
         self.current_phase = name
         if self._console:
             self._console.show_phase(name, update)
+        self._note_memory(f"{name}_before")
         began = time.perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+        self._note_memory(f"{name}_after")
 
     def log(self, updates_done: int, metrics: dict[str, float]) -> None:
         """Records a line of metrics with the times of the phases since the last one, and warns of troubles."""
         times = {f"time/{name}_s": round(seconds, 3) for name, seconds in self._seconds.items()}
         self._seconds.clear()
-        line = {"update": updates_done, **metrics, **times}
+        line = {"update": updates_done, **metrics, **times, **self._used}
+        self._used.clear()
         if line.get("time/collect_s") and "rollout/generated_tokens" in line:
             line["time/collect_tokens_per_s"] = round(line["rollout/generated_tokens"] / line["time/collect_s"], 1)
         self.lines.append(line)
@@ -87,6 +97,9 @@ class RunLog:
             self._console.show_line(line)
         for trouble in self._trouble.look(line):
             self.say(f"warning: {trouble}")
+
+    def _note_memory(self, when: str) -> None:
+        self._used |= {f"memory/{when}_{place}_gib": round(size, 3) for place, size in self._memory().items()}
 
     def say(self, text: str) -> None:
         """Prints a line, above the live view where there is one."""

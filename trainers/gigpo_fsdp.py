@@ -61,6 +61,7 @@ def train(run: Run) -> Evaluation | None:
     for update in run.interrupts.until_asked(range(state.updates_done, settings.trainer.total_updates)):
         with log.phase("collect", update):
             batch, metrics = collect(run, update, sampling)
+            run.engine.sleep()  # until it gets new weights its memory is the actor's
         with log.phase("old_log_probs", update):
             batch = run.actor.with_old_log_probs(batch, always=settings.algorithm.use_kl_in_reward)
         if run.reference is not None:
@@ -70,9 +71,9 @@ def train(run: Run) -> Evaluation | None:
         with log.phase("learn", update):
             metrics |= learn(run, update, batch)
         with log.phase("load", update):
-            run.engine.load_weights(run.actor.full_state_dict(), version=update + 1)
+            run.engine.load_weights(run.actor.full_weights(run.engine.dtype), version=update + 1)
         state.updates_done = update + 1
-        log.log(state.updates_done, batch_statistics(batch) | metrics)
+        log.log(state.updates_done, batch_statistics(batch) | metrics | run.engine.pop_seconds())
         is_last = state.updates_done == settings.trainer.total_updates
         if validates and (is_last or is_due(state.updates_done, settings.trainer.test_freq)):
             last = validate(run)
@@ -227,6 +228,7 @@ def main(arguments: list[str]) -> None:
         with told_in_one_line(settings, ranks):
             run = open_run(settings, ranks)
         notes = notes + world_notes(run.world) + goal_notes(run.goals.goals, run.validation_goals, settings)
+        notes += run.engine.notes
         for note in notes:
             run.log.say(f"note: {note}")
         run.log.say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
@@ -239,6 +241,7 @@ def main(arguments: list[str]) -> None:
                 report(run, train(run))
         finally:
             run.log.close()
+            run.engine.close()
     finally:
         stop_ranks()
 

@@ -23,8 +23,6 @@ NOT_NEEDED: dict[str, str] = {
     "data.return_raw_chat": "a prompt is one user message, always",
     "env.webshop.use_small": "env.webshop.data_dir names the catalogue",
     "trainer.critic_warmup": "GiGPO has no critic",
-    "actor_rollout_ref.rollout.enable_chunked_prefill": "a detail of vllm",
-    "actor_rollout_ref.rollout.free_cache_engine": "a detail of vllm",
 }
 """Keys that are taken and do nothing, with the reason."""
 

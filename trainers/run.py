@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
-from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
 from trainers.actor import Actor, ActorConfig, Reference
 from trainers.boards import open_boards, require_boards
@@ -21,11 +20,13 @@ from trainers.checkpoint import (
 )
 from trainers.directory import run_directory, take_directory
 from trainers.display import RunLog
+from trainers.engines import open_engine
 from trainers.evaluation import GoalList, goal_list_of, read_evaluation, require_same_goals
 from trainers.files import require_writable
 from trainers.goals import GoalOrder, goals_hash, training_goals, validation_goals
 from trainers.interrupts import Interrupts
-from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts, weights_hash
+from trainers.memory import memory_in_use
+from trainers.models import load_model, load_tokenizer, refuse_other_prompts, weights_hash
 from trainers.ranks import Ranks
 from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rollout.constrained import ActionGrammar
+    from rollout.types import Engine
     from trainers.worlds import World
 
 VALIDATION_ENVS = 128
@@ -55,7 +57,7 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     goals: GoalOrder
     collector: TrajectoryCollector
-    engine: HFEngine
+    engine: Engine
     actor: Actor
     reference: Reference | None
     state: RunState
@@ -81,20 +83,14 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     grammar = None
     if settings.actor_rollout_ref.rollout.constrained:
         grammar = make_grammar(tokenizer, settings.env, settings.data)
-    engine = HFEngine(
-        load_model(model_path, dtype=compute_dtype(ranks.device)),
-        tokenizer,
-        grammar=grammar,
-        copy_model=False,
-        device=ranks.device,
-    )
-    require_positions(engine.model.config, settings.data)
+    policy = policy_to_train(settings)
+    require_positions(policy.config, settings.data)
+    engine = open_engine(settings, ranks, policy, tokenizer, grammar)
     num_groups = -(-settings.data.train_batch_size // ranks.world)
     collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
     validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(fixed) // ranks.world)))
     prompt_hash = collector.manager.prompt_hash
     refuse_other_prompts(model_path, prompt_template_hash=prompt_hash, environment=settings.env.env_name)
-    policy = policy_to_train(settings)
     hashes = {
         "environment": settings.env.env_name,
         "prompt_template_hash": prompt_hash,
@@ -114,7 +110,8 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         refuse_other_shapes(checkpoint, weights, actor)
         actor.load_full_state_dict(weights)
         load_optimizer(checkpoint, actor)
-        engine.load_weights(actor.full_state_dict(), version=state.updates_done)
+    engine.load_weights(actor.full_weights(engine.dtype), version=state.updates_done)
+    engine.pop_seconds()  # no update's
     directory = take_directory(settings, ranks, state)
     return Run(
         settings=settings,
@@ -133,6 +130,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
             total_updates=settings.trainer.total_updates,
             lines=state.metrics,
             is_first=ranks.is_first,
+            memory=lambda: memory_in_use(ranks.device),
             console="console" in settings.trainer.logger,
             boards=open_boards(settings, directory, state.metrics) if ranks.is_first else (),
         ),
@@ -143,7 +141,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     )
 
 
-def make_collector(settings: Settings, engine: HFEngine, num_envs: int) -> TrajectoryCollector:
+def make_collector(settings: Settings, engine: Engine, num_envs: int) -> TrajectoryCollector:
     """Plays so many environments at once with prompts that the engine's tokenizer measures."""
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
     return TrajectoryCollector(manager, CollectorConfig(constrained=settings.actor_rollout_ref.rollout.constrained))

@@ -54,6 +54,7 @@ def setting(
     above: float | None = None,
     why_only: str = "",
     no_effect: str = "",
+    needs: tuple[str, str] | None = None,
 ) -> Any:
     """A dataclass field that carries its meaning and its range.
 
@@ -66,9 +67,10 @@ def setting(
         above: Value that it must exceed.
         why_only: Why values outside `only` are refused.
         no_effect: Why it does nothing, where it is only taken because others have it; the user is told so.
+        needs: Key and value of another setting without which it does nothing; the user is told so.
     """
     limits = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above}
-    words = {"meaning": meaning, "why_only": why_only, "no_effect": no_effect}
+    words = {"meaning": meaning, "why_only": why_only, "no_effect": no_effect, "needs": needs}
     if dataclasses.is_dataclass(default):
         raise TypeError("groups are declared with group()")
     return field(default=default, metadata={**words, **limits})
@@ -77,6 +79,9 @@ def setting(
 def group(kind: type) -> Any:
     """A dataclass field that holds a group of settings."""
     return field(default_factory=kind)
+
+
+VLLM = ("actor_rollout_ref.rollout.name", "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +270,7 @@ class ValSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings:
-    name: str = setting("hf", "generation engine", only=("hf",), why_only="vllm is not in this version")
+    name: str = setting("hf", "generation engine: transformers, or vLLM beside the actor", only=("hf", "vllm"))
     temperature: float = setting(1.0, "sampling temperature of training rollouts", above=0)
     top_p: float = setting(1.0, "nucleus", only=(1.0,), why_only="log-probs are those of the whole distribution")
     top_k: int = setting(-1, "off is -1 or 0", only=(-1, 0), why_only="log-probs are those of the whole distribution")
@@ -273,12 +278,18 @@ class RolloutSettings:
     constrained: bool = setting(False, "decode only admissible actions inside the action tag")
     val_kwargs: ValSettings = group(ValSettings)
     gpu_memory_utilization: float = setting(
-        0.6, "share of the GPU for vllm", above=0, at_most=1, no_effect="the hf engine takes what it needs"
+        0.6, "share of the GPU for vllm while it is awake", above=0, at_most=1, needs=VLLM
     )
     tensor_model_parallel_size: int = setting(
-        1, "GPUs of one vllm engine", at_least=1, no_effect="the hf engine uses one"
+        1, "GPUs of one vllm engine", at_least=1, no_effect="each rank has an engine of its own on its GPU"
     )
-    enforce_eager: bool = setting(False, "no CUDA graphs in vllm", no_effect="the hf engine has none")
+    enforce_eager: bool = setting(False, "no CUDA graphs in vllm: starts sooner, generates slower", needs=VLLM)
+    free_cache_engine: bool = setting(True, "vllm gives its memory back while the actor learns", needs=VLLM)
+    max_num_seqs: int = setting(256, "replies that vllm writes at once, at most", at_least=1, needs=VLLM)
+    max_num_batched_tokens: int | None = setting(
+        None, "tokens of one pass of vllm, at most; null is its own choice", at_least=1, needs=VLLM
+    )
+    enable_chunked_prefill: bool = setting(True, "vllm may read long prompts in pieces", needs=VLLM)
     log_prob_micro_batch_size_per_gpu: int = setting(16, "rows of one pass for old log-probs, at most", at_least=1)
 
 
@@ -484,6 +495,7 @@ def explain(settings: Any, sources: Mapping[str, str]) -> str:
         choices = f.metadata["only"]
         extra = f" [{' | '.join('null' if c is None else str(c) for c in choices)}]" if len(choices) > 1 else ""
         extra += f"; taken, does nothing: {f.metadata['no_effect']}" if f.metadata["no_effect"] else ""
+        extra += "; counts with {}={}".format(*f.metadata["needs"]) if f.metadata["needs"] else ""
         lines.append(f"{key}={_text(value)}\n    {f.metadata['meaning']}{extra} (from {sources.get(key, 'default')})")
     if isinstance(settings, Settings):
         lines += [f"{alias}\n    another name of {' and '.join(keys)}" for alias, keys in ALIASES.items()]
@@ -499,6 +511,12 @@ def _without_effect(settings: Any) -> list[str]:
         for key, f, value in leaves(settings)
         if f.metadata["no_effect"] and value != f.default
     ]
+    values = {key: value for key, _, value in leaves(settings)}
+    for key, f, value in leaves(settings):
+        if f.metadata["needs"] and value != f.default:
+            other, wanted = f.metadata["needs"]
+            if values.get(other) != wanted:
+                notes.append(f"{key}={_text(value)} does nothing here: it counts with {other}={_text(wanted)}")
     env: EnvSettings = settings.env
     algorithm = getattr(settings, "algorithm", AlgorithmSettings())
     for f in dataclasses.fields(GigpoSettings):

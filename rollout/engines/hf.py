@@ -10,7 +10,7 @@ Dimensions: B rows of a batch, P prompt tokens, T tokens of one feed, C places o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,8 @@ class HFEngine:
         self.tokenizer = tokenizer
         self.grammar = grammar
         self.max_batch_tokens = max_batch_tokens or (4_096 if self.model.device.type == "cpu" else 65_536)
+        self.notes: list[str] = []
+        self.dtype = self.model.dtype
         self.weight_version = 0
         self.num_sampled_tokens = 0
         """Tokens of all replies so far."""
@@ -90,21 +92,42 @@ class HFEngine:
         """Length of `encode(prompt)`; remembered, so that a prompt that was counted is not tokenised again."""
         return len(self.encode(prompt))
 
-    def load_weights(self, state_dict: Mapping[str, torch.Tensor], version: int) -> None:
-        """Takes the actor's weights over, in place.
+    def load_weights(
+        self, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Takes the actor's weights over, in place and one tensor after the other.
 
         Args:
-            state_dict: Full tensors under the model's names; tied weights may be left out.
+            weights: Full tensors under the model's names; tied copies may be left out.
             version: Stamped on every reply from now on.
 
         Raises:
-            ValueError: a name or shape does not fit the model.
+            ValueError: A name or shape does not fit the model. What fits was taken all the same.
         """
-        missing, unexpected = self.model.load_state_dict(dict(state_dict), strict=False)
-        missing = [name for name in missing if name not in self.model.all_tied_weights_keys]
+        own = self.model.state_dict()
+        missing = own.keys() - self.model.all_tied_weights_keys.keys()
+        unexpected = []
+        with torch.no_grad():
+            for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
+                if name in own and own[name].shape == tensor.shape:
+                    own[name].copy_(tensor)
+                    missing.discard(name)
+                else:
+                    unexpected.append(name)
         if missing or unexpected:
-            raise ValueError(f"weights do not fit the engine's model: missing {missing}, unknown {unexpected}")
+            lacking = sorted(missing)
+            raise ValueError(f"weights do not fit the engine's model: missing {lacking}, unlike it {unexpected}")
         self.weight_version = version
+
+    def sleep(self) -> None:
+        """Nothing: this engine holds little besides its weights."""
+
+    def pop_seconds(self) -> dict[str, float]:
+        """No stages to tell of."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
         """Answers in the order of the requests; the noise of an answer does not depend on that order or on the batches.

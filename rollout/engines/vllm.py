@@ -53,7 +53,7 @@ class VLLMConfig:
     max_num_batched_tokens: int | None = None
     """Tokens of one forward pass, at most; None is vLLM's choice."""
     enable_chunked_prefill: bool = True
-    """Let long prompts be read in pieces, beside replies that are being written."""
+    """Let long prompts be read in pieces, beside replies that are being written; never on the CPU."""
     free_cache_engine: bool = True
     """Give the memory back while the actor learns."""
     under_launcher: bool = False
@@ -215,8 +215,8 @@ class VLLMEngine:
             self._is_asleep = True
 
     def pop_seconds(self) -> dict[str, float]:
-        """Seconds of each stage (`engine/<stage>_s`) since this was last asked."""
-        spent = {f"engine/{stage}_s": seconds for stage, seconds in self._seconds.items()}
+        """Seconds of each stage (`time/engine_<stage>_s`) since this was last asked."""
+        spent = {f"time/engine_{stage}_s": seconds for stage, seconds in self._seconds.items()}
         self._seconds = dict.fromkeys(STAGES, 0.0)
         return spent
 
@@ -239,7 +239,8 @@ class VLLMEngine:
             "max_model_len": self.config.max_model_len,
             "max_num_seqs": self.config.max_num_seqs,
             "max_num_batched_tokens": self.config.max_num_batched_tokens,
-            "enable_chunked_prefill": self.config.enable_chunked_prefill,
+            # After a piece vLLM winds a seeded generator back, which those of the CPU cannot do.
+            "enable_chunked_prefill": self.config.enable_chunked_prefill and not self._is_cpu,
             "gpu_memory_utilization": self.config.gpu_memory_utilization,
             "enforce_eager": self.config.enforce_eager or self._is_cpu,
             "enable_sleep_mode": self._can_sleep,

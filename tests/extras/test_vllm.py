@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +33,7 @@ from webshop_env.errors import ShopGymError
 
 require_extra("vllm", "vllm")
 
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = 1e-5 if DEVICE.type == "cpu" else 0.1
 """Nats: float32 on the CPU, bfloat16 on a GPU."""
@@ -221,7 +226,7 @@ def test_new_weights_are_taken_one_by_one_and_change_the_replies(engine) -> None
     assert {reply.weight_version for reply in before} == {0}
     assert largest_gap(MODELS[1], asked, after) < CLOSE
     assert largest_gap(MODELS[0], asked, after) > 1.0
-    assert set(engine.pop_seconds()) >= {"engine/sync_s"}
+    assert set(engine.pop_seconds()) >= {"time/engine_sync_s"}
 
 
 def test_keys_of_old_weights_are_not_used_again(engine) -> None:
@@ -326,3 +331,34 @@ def test_twenty_updates_take_no_more_memory_than_two(engine) -> None:
 
     used = [cycle(version) for version in range(1, 23)]
     assert used[-1] - used[1] < 32 * 2**20, [round(size / 2**20) for size in used]
+
+
+def train(run: Path, *words: str, ranks: int = 1) -> list[dict[str, float]]:
+    """Lines of metrics of the training command."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command = [
+        *(launcher if ranks > 1 else [sys.executable]),
+        *("trainers/gigpo_fsdp.py", "actor_rollout_ref.rollout.name=vllm", f"trainer.output_dir={run}"),
+        *("trainer.total_updates=2", "data.train_batch_size=4", "data.val_batch_size=6", "env.rollout.n=4"),
+        *("trainer.test_freq=2", "trainer.val_before_train=false", "trainer.logger=[console]", *words),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_training_command_learns_from_its_replies_on_one_process_and_on_two(tmp_path: Path) -> None:
+    lines = train(tmp_path / "one")
+    updates = [line for line in lines if "actor/loss" in line]
+    assert [line["rollout/num_episodes"] for line in updates] == [16.0, 16.0]
+    assert all(line["actor/grad_norm"] > 1e-3 for line in updates)
+    assert all(line["actor/engine_gap_max_nats"] < CLOSE for line in updates), "it generates with the newest weights"
+    assert updates[1]["actor/kl_to_reference_nats"] > 0, "which are not those of the start"
+    assert all(line["time/engine_sync_s"] > 0 for line in updates)
+    assert all(line["memory/load_after_process_gib"] > 0.1 for line in updates)
+    assert lines[-1]["validation/num_goals"] == 6
+    if DEVICE.type == "cpu":
+        same = {key: value for key, value in updates[1].items() if key.startswith(("rollout/", "actor/"))}
+        shared = [line for line in train(tmp_path / "two", ranks=2) if "actor/loss" in line][1]
+        assert {key: shared[key] for key in same} == pytest.approx(same, abs=1e-4)

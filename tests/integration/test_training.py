@@ -102,9 +102,9 @@ def environment() -> dict[str, str]:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    """Lines of metrics.jsonl, times aside."""
+    """Lines of metrics.jsonl, times and memory aside."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    return [{key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))} for line in lines]
 
 
 @pytest.fixture(scope="module")

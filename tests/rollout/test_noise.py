@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollout.noise import uniforms
+from rollout.noise import seed_of, uniforms
 from rollout.types import NoiseKey
 
 
@@ -31,6 +31,13 @@ def test_neighbouring_replies_share_no_numbers() -> None:
 def test_the_numbers_are_the_same_on_every_machine() -> None:
     # Recorded once: a change here would change every seeded run.
     assert uniforms(NoiseKey(7, 3, 11, 2), 3).round(12).tolist() == RECORDED
+
+
+def test_seeds_are_named_too_and_fit_into_63_bits() -> None:
+    keys = [NoiseKey(0, update, episode, step) for update in (-1, 0, 1) for episode in range(8) for step in range(8)]
+    seeds = [seed_of(key) for key in keys]
+    assert len(set(seeds)) == len(keys) and seeds == [seed_of(key) for key in keys]
+    assert min(seeds) >= 0 and 2**62 < max(seeds) < 2**63
 
 
 RECORDED = [0.213372959527, 0.372330642308, 0.894615421606]

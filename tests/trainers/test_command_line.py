@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import torch
 
 from data.prepare import main as prepare
+from rollout.engines import vllm_install
 from trainers import evaluation, gigpo_fsdp, sft
 from trainers.command import run_command
 from trainers.models import make_small_policy, save_policy, train_tokenizer
@@ -75,7 +77,7 @@ def complaint(main, *words: str) -> str:
         ("env=3", "'env' is a group of settings, not one: env.env_name"),
         ("actor_rollout_ref.actor.optim.lr=nan", "optim.lr must be a finite number"),
         ("env.success_reward=inf", "env.success_reward must be a finite number"),
-        ("actor_rollout_ref.rollout.name=vllm", "leave it out or set actor_rollout_ref.rollout.name=hf"),
+        ("actor_rollout_ref.rollout.name=sglang", "rollout.name must be one of hf, vllm, got sglang"),
         ("data.train_files=a.parquet", "data.train_files: a.parquet cannot be read (No such file or directory)"),
         ("data.val_files=a.parquet", "data.val_files: a.parquet cannot be read (No such file or directory)"),
         ("trainer.nnodes=3", "3 machines cannot share the 1 ranks"),
@@ -90,6 +92,15 @@ def complaint(main, *words: str) -> str:
 )
 def test_a_wrong_setting_of_training_is_refused_before_anything_is_written(policy, word, message):
     assert message in complaint(gigpo_fsdp.main, *SMALL, f"actor_rollout_ref.model.path={policy}", word)
+
+
+def test_an_engine_that_is_not_installed_is_refused_before_anything_is_written(policy, monkeypatch):
+    def nothing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(vllm_install, "version", nothing)
+    words = [*SMALL, f"actor_rollout_ref.model.path={policy}", "actor_rollout_ref.rollout.name=vllm"]
+    assert "vLLM is not installed; install vllm==0.22.1 with torch 2.11 or" in complaint(gigpo_fsdp.main, *words)
 
 
 def test_a_date_is_a_name_like_any_other(capsys):

@@ -52,6 +52,25 @@ class Recorder:
         self.is_closed = True
 
 
+def test_memory_is_noted_before_and_after_each_phase(tmp_path):
+    sizes = iter([1.0, 2.5, 3.0, 3.25])
+    log = open_log(tmp_path, console=False, memory=lambda: {"gpu": next(sizes)})
+    for phase in ("collect", "learn"):
+        with log.phase(phase, 0):
+            pass
+    log.log(1, {})
+    log.log(2, {})
+    log.close()
+    first, second = read_metrics(tmp_path / "metrics.jsonl")
+    assert {key: value for key, value in first.items() if key.startswith("memory/")} == {
+        "memory/collect_before_gpu_gib": 1.0,
+        "memory/collect_after_gpu_gib": 2.5,
+        "memory/learn_before_gpu_gib": 3.0,
+        "memory/learn_after_gpu_gib": 3.25,
+    }
+    assert not any(key.startswith("memory/") for key in second)
+
+
 def test_each_line_has_the_update_its_figures_and_the_times_of_its_phases(tmp_path, capsys):
     log = open_log(tmp_path)
     with log.phase("collect", 0):

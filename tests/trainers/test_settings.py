@@ -84,9 +84,6 @@ def test_numbers_as_published_scripts_write_them():
 @pytest.mark.parametrize(
     ("word", "why"),
     [
-        ("actor_rollout_ref.rollout.gpu_memory_utilization=0.5", "the hf engine takes"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "the hf engine uses one"),
-        ("actor_rollout_ref.rollout.enforce_eager=true", "the hf engine has none"),
         ("actor_rollout_ref.model.use_remove_padding=false", "share a micro-batch"),
         ("env.seed=3", "WebShop-v1 draws nothing"),
         ("env.resources_per_worker.num_cpus=0.5", "environments run in this process"),
@@ -100,6 +97,15 @@ def test_a_setting_without_effect_is_noted_where_it_is_chosen(word, why):
         assert f"{word}\n" in explain(settings, sources) and f"does nothing: {notes[0].split(': ', 1)[1]}" in explain(
             settings, sources
         )
+
+
+@pytest.mark.parametrize("word", ["gpu_memory_utilization=0.5", "enforce_eager=true", "free_cache_engine=false"])
+def test_a_setting_of_one_engine_is_noted_beside_another(word):
+    place, vllm = "actor_rollout_ref.rollout", "actor_rollout_ref.rollout.name=vllm"
+    settings, notes, sources = resolve([f"{place}.{word}"])
+    assert notes == [f"{place}.{word} does nothing here: it counts with {vllm}"]
+    assert f"; counts with {vllm} (from command line)" in explain(settings, sources)
+    assert resolve([f"{place}.{word}", vllm])[1] == []
 
 
 def test_the_seed_of_v0_has_an_effect():

@@ -40,6 +40,19 @@ def learnt(actor: Actor, batches: list[StepBatch]) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in actor.full_state_dict().items()}
 
 
+def test_weights_are_gathered_one_by_one_and_converted_on_the_way(make_actor):
+    actor = make_actor()
+    gathered = []
+    for name, tensor in actor.full_weights(torch.bfloat16):
+        gathered.append((name, tensor))
+        if len(gathered) == 1:
+            assert actor.full_state_dict()[name].dtype == torch.float32, "the actor's own stay as they are"
+    expected = actor.full_state_dict()
+    assert [name for name, _ in gathered] == list(expected) and "lm_head.weight" in expected
+    for name, tensor in gathered:
+        assert torch.equal(tensor, expected[name].to(torch.bfloat16)), name
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,0 +1,64 @@
+"""The engine that writes the replies of a run, made from the settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollout.engines.hf import HFEngine
+from rollout.engines.prompts import eos_ids
+from trainers.models import compute_dtype, load_model, locate
+from trainers.ranks import Ranks
+from trainers.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rollout.constrained import ActionGrammar
+    from rollout.types import Engine
+
+
+def open_engine(
+    settings: Settings,
+    ranks: Ranks,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    grammar: ActionGrammar | None,
+) -> Engine:
+    """An engine for this rank, without weights of its own worth a reply: `load_weights` comes before the first one.
+
+    Args:
+        settings: Which engine, and how much it takes.
+        ranks: Each has an engine of its own, on its device.
+        policy: The model that will learn, still whole: says which weights there are and what ends a reply.
+        tokenizer: The policy's.
+        grammar: Of constrained decoding, where the settings ask for it.
+    """
+    rollout, model_path = settings.actor_rollout_ref.rollout, settings.actor_rollout_ref.model.path
+    if rollout.name == "vllm":
+        from rollout.engines.vllm import VLLMConfig, VLLMEngine
+
+        return VLLMEngine(
+            locate(model_path),
+            tokenizer,
+            VLLMConfig(
+                max_model_len=settings.data.max_prompt_length + settings.data.max_response_length,
+                max_num_seqs=rollout.max_num_seqs,
+                max_num_batched_tokens=rollout.max_num_batched_tokens,
+                gpu_memory_utilization=rollout.gpu_memory_utilization,
+                enforce_eager=rollout.enforce_eager,
+                enable_chunked_prefill=rollout.enable_chunked_prefill,
+                free_cache_engine=rollout.free_cache_engine,
+                under_launcher=ranks.world > 1,
+            ),
+            weight_shapes={name: tensor.shape for name, tensor in policy.state_dict().items()},
+            eos_ids=eos_ids(policy, tokenizer),
+            device=ranks.device,
+            grammar=grammar,
+        )
+    return HFEngine(
+        load_model(model_path, dtype=compute_dtype(ranks.device)),
+        tokenizer,
+        grammar=grammar,
+        copy_model=False,
+        device=ranks.device,
+    )
