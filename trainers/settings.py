@@ -521,11 +521,16 @@ def _without_effect(settings: Any) -> list[str]:
     algorithm = getattr(settings, "algorithm", AlgorithmSettings())
     for f in dataclasses.fields(GigpoSettings):
         if f.name not in _READ_BY[algorithm.adv_estimator] and getattr(algorithm.gigpo, f.name) != f.default:
-            notes.append(f"algorithm.gigpo.{f.name} does nothing here: {algorithm.adv_estimator} has no use for it")
+            value = _text(getattr(algorithm.gigpo, f.name))
+            notes.append(
+                f"algorithm.gigpo.{f.name}={value} does nothing here: {algorithm.adv_estimator} has no use for it"
+            )
     if not algorithm.use_kl_in_reward:
-        for name, value in (("kl_penalty", algorithm.kl_penalty), ("kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef)):
-            if value not in ("kl", 0.001):
-                notes.append(f"algorithm.{name}={_text(value)} does nothing here: algorithm.use_kl_in_reward is false")
+        why = "algorithm.use_kl_in_reward is false"
+        if algorithm.kl_penalty != AlgorithmSettings.kl_penalty:
+            notes.append(f"algorithm.kl_penalty={algorithm.kl_penalty} does nothing here: {why}")
+        if algorithm.kl_ctrl.kl_coef != KlControlSettings.kl_coef:
+            notes.append(f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef} does nothing here: {why}")
     if env.seed and env.env_name != "WebShop-v0":
         notes.append(f"env.seed={env.seed} does nothing here: {env.env_name} draws nothing but by its goals")
     if env.backend == "local":

@@ -87,13 +87,15 @@ def test_numbers_as_published_scripts_write_them():
         ("actor_rollout_ref.model.use_remove_padding=false", "share a micro-batch"),
         ("env.seed=3", "WebShop-v1 draws nothing"),
         ("env.resources_per_worker.num_cpus=0.5", "environments run in this process"),
+        ("algorithm.kl_penalty=mse", "use_kl_in_reward is false"),
+        ("algorithm.kl_ctrl.kl_coef=0.01", "use_kl_in_reward is false"),
     ],
 )
 def test_a_setting_without_effect_is_noted_where_it_is_chosen(word, why):
     assert resolve([])[1] == []
     settings, notes, sources = resolve([word])
     assert [note for note in notes if note.startswith(f"{word} does nothing here: ") and why in note] == notes != []
-    if not word.startswith("env."):
+    if not word.startswith(("env.", "algorithm.")):
         assert f"{word}\n" in explain(settings, sources) and f"does nothing: {notes[0].split(': ', 1)[1]}" in explain(
             settings, sources
         )
