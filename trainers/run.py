@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,18 +188,24 @@ def policy_to_train(settings: Settings) -> PreTrainedModel:
 
 
 def check_ranks(settings: Settings, ranks: Ranks) -> None:
-    """Refuses a run on another number of ranks than the settings ask for."""
-    wanted = settings.trainer.n_gpus_per_node
-    if wanted is None and ranks.world % settings.trainer.nnodes:
+    """Refuses a run on another number of ranks, or ranks of a machine, than the settings ask for."""
+    wanted, machines = settings.trainer.n_gpus_per_node, settings.trainer.nnodes
+    if wanted is None and ranks.world % machines:
         raise SettingsError(
-            f"trainer.nnodes={settings.trainer.nnodes} machines cannot share the {ranks.world} ranks that there are: "
-            f"start torchrun with --nnodes {settings.trainer.nnodes} on each of them, or leave it out"
+            f"trainer.nnodes={machines} machines cannot share the {ranks.world} ranks that there are: "
+            f"start torchrun with --nnodes {machines} on each of them, or leave it out"
         )
-    if wanted is not None and wanted * settings.trainer.nnodes != ranks.world:
+    if wanted is not None and wanted * machines != ranks.world:
         raise SettingsError(
-            f"trainer.n_gpus_per_node={wanted} and trainer.nnodes={settings.trainer.nnodes} ask for "
-            f"{wanted * settings.trainer.nnodes} ranks, there are {ranks.world}: start with "
-            f"torchrun --nproc-per-node {wanted}"
+            f"trainer.n_gpus_per_node={wanted} and trainer.nnodes={machines} ask for "
+            f"{wanted * machines} ranks, there are {ranks.world}: start with torchrun --nproc-per-node {wanted}"
+            + (f" --nnodes {machines} on each machine" if machines > 1 else "")
+        )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world // machines))
+    if (wanted is not None or machines > 1) and here * machines != ranks.world:
+        raise SettingsError(
+            f"trainer.nnodes={machines}: this machine has {here} of the {ranks.world} ranks, it should have "
+            f"{ranks.world // machines}: start torchrun with --nnodes {machines} on each of them"
         )
 
 

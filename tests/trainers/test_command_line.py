@@ -16,6 +16,9 @@ from rollout.engines import vllm_install
 from trainers import evaluation, gigpo_fsdp, sft
 from trainers.command import run_command
 from trainers.models import make_small_policy, save_policy, train_tokenizer
+from trainers.ranks import Ranks
+from trainers.run import check_ranks
+from trainers.settings import resolve
 from webshop_env.errors import ShopGymError
 
 SMALL = [
@@ -333,6 +336,27 @@ def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(capsys, monkeypatch):
         run_command(gigpo_fsdp.main)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: 'env' is a group of settings")
+
+
+def test_several_mistakes_are_a_line_each(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gigpo_fsdp.py", "env=3", "env.max_steps=0"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(gigpo_fsdp.main)
+    assert ended.value.code == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: 'env' is a group") and second.startswith("error: env.max_steps must be at least 1")
+
+
+def test_ranks_that_are_on_other_machines_than_asked_for_are_refused(monkeypatch):
+    ranks = Ranks(0, 4, torch.device("cpu"), None)
+    two_machines = resolve(["trainer.nnodes=2", "trainer.n_gpus_per_node=2"])[0]
+    check_ranks(two_machines, ranks)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    check_ranks(two_machines, ranks)
+    check_ranks(resolve(["trainer.nnodes=2"])[0], ranks)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ShopGymError, match="this machine has 4 of the 4 ranks, it should have 2"):
+        check_ranks(two_machines, ranks)
 
 
 def test_a_place_without_permission_is_one_line(capsys):

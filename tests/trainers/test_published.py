@@ -9,7 +9,7 @@ from data.prepare import main as prepare
 from trainers.models import make_small_policy, save_policy, train_tokenizer
 from trainers.published import ALIASES, NOT_NEEDED
 from trainers.ranks import start_ranks, stop_ranks
-from trainers.run import open_run
+from trainers.run import Run, open_run
 from trainers.settings import SettingsError, explain, flatten, resolve
 
 PUBLISHED = """
@@ -139,35 +139,58 @@ def test_every_pasted_key_is_taken_mapped_or_said_to_do_nothing(sizes):
     assert "env.variant=verl" in told and "(from command line, as env.env_name)" in told
 
 
-def test_the_pasted_script_opens_a_run_with_lists_and_a_model_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert prepare(["--mode", "text", "--train_data_size", "16", "--val_data_size", "256"]) == 0
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """A random policy that takes prompts of any recipe."""
     tokenizer = train_tokenizer(["search for a red mug and click buy now, back to search"] * 3, 300)
     model = make_small_policy(tokenizer, hidden=16, layers=1, heads=2, max_positions=8192)
-    policy = tmp_path / "policy"
-    save_policy(policy, config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
-    words = taken(
-        **{
-            "actor_rollout_ref.model.path": policy,
-            "trainer.output_dir": tmp_path / "run",
-            "trainer.n_gpus_per_node": 1,
-            "trainer.logger": "[console]",
-            "actor_rollout_ref.rollout.name": "hf",
-        }
-    )
-    settings = resolve(words)[0]
+    directory = tmp_path_factory.mktemp("policy") / "p"
+    save_policy(directory, config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
+    return directory
+
+
+def opened(words: list[str]) -> Run:
+    """A run on one rank, opened and closed again."""
     ranks = start_ranks("cpu")
     try:
-        run = open_run(settings, ranks)
+        run = open_run(resolve(words)[0], ranks)
         run.log.close()
     finally:
         stop_ranks()
+    return run
+
+
+def here(policy, directory) -> dict[str, object]:
+    """What every machine has."""
+    return {
+        "actor_rollout_ref.model.path": policy,
+        "trainer.output_dir": directory,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.logger": "[console]",
+        "actor_rollout_ref.rollout.name": "hf",
+    }
+
+
+def test_the_pasted_script_opens_a_run_with_lists_and_a_model_that_are_there(tmp_path, monkeypatch, policy):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert prepare(["--mode", "text", "--train_data_size", "16", "--val_data_size", "256"]) == 0
+    run = opened(taken(**here(policy, tmp_path / "run")))
     assert (len(run.goals.goals), len(run.validation_goals)) == (16, 256)
     assert not set(run.goals.goals.tolist()) & set(run.validation_goals.tolist())
     saved = yaml.safe_load((tmp_path / "run" / "settings.yaml").read_text())
     assert saved["data.train_files"] == str(tmp_path / "data" / "verl-agent" / "text" / "train.parquet")
     resumed = flatten(resolve([f"trainer.resume_from={tmp_path / 'run'}"])[0])
     assert resumed == saved | {"trainer.resume_from": str(tmp_path / "run")}
+
+
+@pytest.mark.parametrize("recipe", ["frozenlake", "webshop_qwen2.5_1.5b", "webshop_smollm2_135m"])
+def test_a_recipe_lacks_nothing_but_its_model_and_its_catalogue(tmp_path, policy, recipe):
+    values = here(policy, tmp_path / "run")
+    if recipe != "webshop_qwen2.5_1.5b":  # the random policy has few tokens, which say less each
+        values |= {"data.max_prompt_length": 4096, "data.max_response_length": 128}
+    run = opened([f"recipe={recipe}", *(f"{key}={value}" for key, value in values.items())])
+    assert len(run.goals.batch(0)) == run.settings.data.train_batch_size
+    assert len(run.validation_goals) == run.settings.data.val_batch_size
 
 
 def test_other_names_of_keys():
