@@ -292,6 +292,19 @@ def test_padding_rows_change_no_gradient(make_actor, reference, batch):
         assert torch.allclose(grad, expected[name], atol=1e-7), name
 
 
+def test_padding_rows_change_no_bit_of_an_update(make_actor, reference, batch):
+    found = []
+    for padding in ([], [2, 5, 7]):
+        rows = reference.with_log_probs(batch.select(np.r_[np.arange(len(batch)), padding].astype(int)))
+        rows.row_weight[len(batch) :] = 0
+        actor = make_actor(mini_batch_size=10)
+        metrics = actor.update(actor.with_old_log_probs(rows))
+        found.append((metrics, actor.full_state_dict()))
+    assert found[0][0] == found[1][0]
+    for name, tensor in found[0][1].items():
+        assert torch.equal(tensor, found[1][1][name]), name
+
+
 def test_one_step_needs_no_pass_for_old_log_probs_and_gives_the_same_numbers(make_actor, reference, batch):
     rows = reference.with_log_probs(batch)
     short, long = make_actor(), make_actor()
