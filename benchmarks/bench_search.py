@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from webshop_env.catalog import index_document, load_catalog
+from webshop_env.catalog import CatalogReader, find_files, index_document
 from webshop_env.errors import ShopGymError
 from webshop_env.search import BM25Index
 from webshop_env.types import Product
@@ -91,10 +91,8 @@ class Documents:
 
 
 def _products(data_dir: Path) -> Iterator[tuple[Product, str]]:
-    catalog = load_catalog(data_dir)
-    for asin, product in catalog.products.items():
-        instruction = catalog.instructions.get(asin)
-        yield product, instruction.text if instruction else ""
+    for entry in CatalogReader(find_files(data_dir), "v1"):
+        yield entry.product, entry.instruction.text if entry.instruction else ""
 
 
 def build_ours(data_dir: Path, folder: Path, num_queries: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from webshop_env.catalog import Catalog, index_document, load_catalog
 from webshop_env.errors import ShopGymError
 from webshop_env.search import BM25Index, BM25Search, IndexMismatchError, QueryTooLongError, SearchEngine, bm25
 from webshop_env.search.bm25 import LENGTHS, byte_to_length, length_to_byte
-from webshop_env.search.index_file import write_arrays
 
 DOCS = ["red wood table", "red red lamp", "blue wood chair with four legs", ""]
 ASINS = ["B3", "B2", "B1", "B0"]
@@ -137,28 +135,23 @@ def test_an_index_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 def test_an_index_of_another_catalogue_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "index.npz"
+    path = tmp_path / "index"
     BM25Index.build(DOCS, ASINS, catalogue_hash="a" * 64).save(path)
-    with pytest.raises(IndexMismatchError, match=r"from catalogue a{16}, .* shop's is b{16}; build the index again"):
+    with pytest.raises(IndexMismatchError, match=r"from catalogue a{16}, not from b{16}; build it again"):
         BM25Index.load(path, "b" * 64)
     content = path.read_bytes()
-    for damaged, reason in [
-        (b"", "not a search index of this release: it begins with b''"),
-        (b"{}", "not a search index of this release: it begins with b'{}'"),
-        (b"PK\x03\x04" + content[4:], "not a search index of this release"),
-        (content[:100], "damaged: its header does not have its checksum"),
-        (content.replace(b'"catalogue_hash": "aa', b'"catalogue_hash": "bb'), "damaged: its header"),
-        (content[:-64], f"damaged: {len(content) - 64:,} bytes instead of {len(content):,}"),
-        (content + b"more", "damaged: "),
-    ]:
+    for damaged in (b"", b"{}", b"PK\x03\x04" * 100, content[:100], content[:-1], content + b"more"):
         path.write_bytes(damaged)
-        with pytest.raises(IndexMismatchError, match=f"{re.escape(reason)}.*; build the index again"):
+        with pytest.raises(IndexMismatchError, match="index: cut off or not a table of this release; build it again"):
             BM25Index.load(path, "a" * 64)
-    write_arrays(path, {"format": "shopgym-bm25-99"}, {})
-    with pytest.raises(IndexMismatchError, match="format shopgym-bm25-99 is not shopgym-bm25-2"):
+    path.write_bytes(content.replace(b"bm25-index-2", b"bm25-index-9"))
+    with pytest.raises(IndexMismatchError, match="holds 'bm25-index-9', not 'bm25-index-2'; build it again"):
+        BM25Index.load(path, "a" * 64)
+    path.write_bytes(content[64:])  # the end of another, as a disk that lost a part may hold
+    with pytest.raises(IndexMismatchError, match="damaged"):
         BM25Index.load(path, "a" * 64)
     with pytest.raises(FileNotFoundError):
-        BM25Index.load(tmp_path / "none.npz", "a" * 64)
+        BM25Index.load(tmp_path / "none", "a" * 64)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

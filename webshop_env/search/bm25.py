@@ -19,16 +19,22 @@ from pathlib import Path
 import numpy as np
 
 from webshop_env.search.analyzer import analyze
-from webshop_env.search.base import QueryTooLongError, require_catalogue
-from webshop_env.search.index_file import map_arrays, write_arrays
+from webshop_env.search.base import IndexMismatchError, QueryTooLongError
 from webshop_env.search.postings import asin_order, hash_order, invert, read_documents
+from webshop_env.table_file import TableError, TableFile, write_table
 
 # Dimensions: N documents in ascending order of asin, T terms in ascending order of their CRC-32, P postings (pairs of
 # term and document), C codes (pairs of frequency and length, in ascending order of impact), D dense terms.
 
 MAX_QUERY_TERMS = 1024
-_FORMAT = "shopgym-bm25-2"
+_KIND = "bm25-index-2"
+"""The number changes when arrays or their meaning do."""
 _EXACT_LENGTHS = 24
+
+_ARRAYS = (
+    *("asins", "term_hashes", "term_bytes", "term_ends", "idfs", "starts", "docs", "codes", "saturations", "impacts"),
+    *("dense_terms", "dense_rows"),
+)
 
 PRUNED_DOCS = 20_000
 """With fewer documents all that hold a term are scored; bounds would cost more than they save."""
@@ -84,7 +90,7 @@ class BM25Index:
                 idfs: float32 [T]; starts: int64 [T + 1]: term i has the postings starts[i]:starts[i + 1];
                 docs: int32 [P], ascending within a term; codes: uint [P], places in the next two;
                 saturations: float32 [C], 1 + frequency / length norm; impacts: uint8 [C];
-                dense_terms: int64 [D]; dense_rows: uint8 [D, N], impacts.
+                dense_terms: int64 [D]; dense_rows: uint8 [D * N], their impacts on all documents.
             num_tokens: tokens of all documents together.
             catalogue_hash: names the catalogue that the documents come from.
         """
@@ -95,7 +101,8 @@ class BM25Index:
         self._term_ends, self._term_bytes = arrays["term_ends"].data, arrays["term_bytes"].data
         self._docs, self._codes = arrays["docs"], arrays["codes"]
         self._saturations, self._impacts = arrays["saturations"], arrays["impacts"]
-        self._dense_rows = dict(zip(arrays["dense_terms"].tolist(), arrays["dense_rows"], strict=True))
+        rows = arrays["dense_rows"].reshape(-1, max(self.num_docs, 1))
+        self._dense_rows = dict(zip(arrays["dense_terms"].tolist(), rows, strict=True))
         self._num_tokens = num_tokens
         self.catalogue_hash = catalogue_hash
 
@@ -306,20 +313,25 @@ class BM25Index:
 
     def save(self, path: str | Path) -> None:
         """Write the index to one file, whole or not at all: readers never see half of it."""
-        facts = {"format": _FORMAT, "catalogue_hash": self.catalogue_hash, "num_tokens": self._num_tokens}
-        write_arrays(Path(path), facts, self._arrays)
+        with write_table(Path(path), _KIND, self.catalogue_hash) as table:
+            table.facts = {"num_tokens": self._num_tokens}
+            for name, array in self._arrays.items():
+                table.put(name, array)
 
     @classmethod
     def load(cls, path: str | Path, catalogue_hash: str) -> BM25Index:
-        """Open an index that `save` wrote for this catalogue, by a memory map.
+        """Open an index that `save` wrote for this catalogue; its arrays are memory-mapped.
 
         Raises:
             IndexMismatchError: if the file is damaged, of another format, or was built from another catalogue.
             FileNotFoundError: if there is no such file.
         """
-        facts, arrays = map_arrays(Path(path), _FORMAT)
-        require_catalogue(facts["catalogue_hash"], catalogue_hash, str(path))
-        return cls(arrays, num_tokens=facts["num_tokens"], catalogue_hash=catalogue_hash)
+        try:
+            table = TableFile(Path(path), _KIND, catalogue_hash)
+            arrays = {name: table.array(name) for name in _ARRAYS}
+            return cls(arrays, num_tokens=table.facts["num_tokens"], catalogue_hash=catalogue_hash)
+        except TableError as error:
+            raise IndexMismatchError(str(error)) from None
 
 
 class BM25Search:
@@ -355,7 +367,7 @@ def _dense(arrays: Mapping[str, np.ndarray], num_docs: int) -> dict[str, np.ndar
     for row, term_id in zip(rows, terms, strict=True):
         places = slice(starts[term_id], starts[term_id + 1])
         row[arrays["docs"][places]] = arrays["impacts"][arrays["codes"][places]]
-    return {"dense_terms": terms, "dense_rows": rows}
+    return {"dense_terms": terms, "dense_rows": rows.reshape(-1)}
 
 
 def _kth_largest(values: np.ndarray, k: int) -> np.number:
