@@ -172,6 +172,7 @@ def test_the_published_recipe_has_the_published_values():
     env, data, trainer, policy = settings.env, settings.data, settings.trainer, settings.actor_rollout_ref
     actor, rollout, gigpo = policy.actor, policy.rollout, settings.algorithm.gigpo
     assert policy.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert (rollout.name, rollout.gpu_memory_utilization) == ("vllm", 0.6)
     assert (env.env_name, env.variant, env.history_length, env.max_steps) == ("WebShop-v0", "verl", 2, 15)
     assert (data.train_batch_size, env.rollout.n, data.val_batch_size) == (16, 8, 2 * 128)
     assert (data.max_prompt_length, data.max_response_length, rollout.temperature) == (4096, 512, 1.0)
