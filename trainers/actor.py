@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from rollout.types import StepBatch, ragged
+from trainers import lora
 from trainers.losses import LossConfig, TokenLosses, row_coefficients, token_losses
 from trainers.mismatch import MismatchTotals
 from trainers.offload import state_on
@@ -133,11 +134,14 @@ class ShardedPolicy:
         self.scorer.eval()
 
     @torch.no_grad()
-    def log_probs(self, batch: StepBatch) -> np.ndarray:
-        """Log-probability of every reply token, object [N] of float32 [R_i], the same on every rank."""
+    def log_probs(self, batch: StepBatch, *, max_rows: int | None = None) -> np.ndarray:
+        """Log-probability of every reply token, object [N] of float32 [R_i], the same on every rank.
+
+        `max_rows` is for this time in the place of the policy's own.
+        """
         pairs = distinct_pairs(batch)
         found: dict[int, np.ndarray] = {}
-        for chosen, is_real in self._passes(pairs, np.arange(len(pairs)), max_rows=self.max_rows):
+        for chosen, is_real in self._passes(pairs, np.arange(len(pairs)), max_rows=max_rows or self.max_rows):
             log_probs, _ = self.scorer(self.collate(pairs, chosen), with_entropy=False)
             if is_real:
                 cuts = np.cumsum([len(pairs.replies[u]) for u in chosen])[:-1]
@@ -146,7 +150,7 @@ class ShardedPolicy:
         return ragged([everywhere[u] for u in pairs.of_row.tolist()])
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights one after the other, unsharded, under the model's own names, tied copies too.
+        """All weights one after the other, unsharded, adapters merged, under the model's own names, tied copies too.
 
         Every rank must go through all of them. A tensor is gathered when it is asked for, so that whoever drops it
         before the next never holds a second model.
@@ -154,22 +158,28 @@ class ShardedPolicy:
         Args:
             dtype: Converts each rank's part before it is sent; None keeps it.
         """
-        for name, tensor in self.scorer.state_dict().items():
-            part = tensor.detach()
-            yield model_name(name), full(part if dtype is None else part.to(dtype))
+        weights = {model_name(name): tensor.detach() for name, tensor in self.scorer.state_dict().items()}
+        adapter = lora.adapter_config(self.scorer.policy)
+        for name, tensor in weights.items():
+            if adapter is None:
+                yield name, full(tensor if dtype is None else tensor.to(dtype))
+            elif not lora.is_adapter_weight(name):
+                whole = lora.merged(name, weights, scale=adapter.lora_alpha / adapter.r)
+                yield lora.plain_name(name), whole if dtype is None else whole.to(dtype)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights at once; every rank must call it and gets them."""
         return dict(self.full_weights())
 
-    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters under the model's own names, tied copies left out."""
-        return ((model_name(name), parameter) for name, parameter in self.scorer.named_parameters())
+    def trained_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters that are trained, under the model's own names, tied copies left out."""
+        named = self.scorer.named_parameters()
+        return ((model_name(name), parameter) for name, parameter in named if parameter.requires_grad)
 
-    def load_full_state_dict(self, weights: dict[str, torch.Tensor]) -> None:
-        """Takes over full weights; names that are tied copies may be missing."""
+    def load_trained_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Takes over full tensors of all that is trained; names that are tied copies may be missing."""
         with torch.no_grad():
-            for name, parameter in self.named_weights():
+            for name, parameter in self.trained_weights():
                 parameter.copy_(like(parameter, weights[name]))
 
     def _passes(self, pairs: Pairs, chosen: np.ndarray, *, max_rows: int) -> Iterator[tuple[np.ndarray, bool]]:
@@ -207,6 +217,19 @@ class Reference(ShardedPolicy):
         return replace(batch, ref_log_probs=self.log_probs(batch))
 
 
+class WithoutAdapter:
+    """The frozen policy of a run that trains an adapter: the actor's own weights without it."""
+
+    def __init__(self, actor: Actor, *, max_rows: int) -> None:
+        """`max_rows` as in `ShardedPolicy`."""
+        self.actor, self.max_rows = actor, max_rows
+
+    def with_log_probs(self, batch: StepBatch) -> StepBatch:
+        """The batch with `ref_log_probs` filled in."""
+        with lora.without_adapter(self.actor.scorer.policy):
+            return replace(batch, ref_log_probs=self.actor.log_probs(batch, max_rows=self.max_rows))
+
+
 class Actor(ShardedPolicy):
     """The policy that learns."""
 
@@ -231,7 +254,7 @@ class Actor(ShardedPolicy):
             sharding=config.sharding,
         )
         self.config = config
-        self.trained = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
+        self.trained = [parameter for _, parameter in self.trained_weights()]
         self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, weight_decay=config.weight_decay)
         self.num_nan_steps = 0
         """Optimizer steps skipped since the last one that was taken."""

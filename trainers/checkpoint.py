@@ -1,11 +1,15 @@
 """Checkpoints: all that a run needs to go on, complete or not there.
 
-    <run>/checkpoints/update_000010/policy/                 Hugging Face directory, float32: also the export
-                                    optimizer.safetensors   moments of AdamW, full tensors by parameter name
-                                    state.json              position in the data, metrics so far, hashes
+    <run>/checkpoints/update_000010/state.json              position in the data, metrics so far, hashes
+    full       policy/                  Hugging Face directory, float32: also the export
+               optimizer.safetensors    moments of AdamW, full tensors by parameter name
+    with LoRA  adapter/                 what peft loads onto the policy that the run began with
+               optimizer.safetensors    its moments
+    sharded    shards/                  weights and moments as torch.distributed.checkpoint keeps them
+               policy/                  all of a Hugging Face directory but the weights (`trainers/export.py` adds them)
 
-Full tensors make a checkpoint independent of the number of ranks. Sampling noise and goal order are functions of
-the seed and the number of the update: there is no random state to save.
+None of them depends on the number of ranks. Sampling noise and goal order are functions of the seed and the number of
+the update: there is no random state to save.
 """
 
 from __future__ import annotations
@@ -13,30 +17,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainers import lora
 from trainers.actor import Actor
+from trainers.errors import CheckpointError, TrainingError
 from trainers.evaluation import read_evaluation
-from trainers.files import atomic_directory
-from trainers.models import save_policy
+from trainers.files import WriteError, write_together
+from trainers.models import save_policy, save_surroundings
+from trainers.settings import CheckpointFormat, TrainerSettings
 from trainers.sharding import full, like
-from webshop_env.errors import ShopGymError
+from trainers.shards import MOMENTS, SHARDS, load_shards, refuse_other_shapes, save_shards
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KEPT = 2
-"""Checkpoints of a run that stay on the disk."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-class CheckpointError(ShopGymError):
-    """A checkpoint that is not there, or belongs to something else."""
+POLICY, ADAPTER = "policy", "adapter"
+"""Folders of a checkpoint."""
 
 
 @dataclass(kw_only=True)
@@ -60,32 +62,61 @@ def save_checkpoint(
     *,
     tokenizer: PreTrainedTokenizerBase,
     made: Mapping[str, Any],
+    checkpoint_format: CheckpointFormat = TrainerSettings.checkpoint_format,
+    max_to_keep: int | None = TrainerSettings.max_actor_ckpt_to_keep,
 ) -> Path:
-    """Writes a checkpoint; every rank must call it, the first one writes.
+    """Writes a checkpoint; every rank must call it.
 
-    A kill at any moment leaves the last complete checkpoint. Older ones than the last two are removed, and with them
-    what an earlier kill left half written or half removed.
+    A kill at any moment leaves the last complete checkpoint. Older ones than the last `max_to_keep` (None keeps all)
+    are removed, and with them what an earlier kill left half written or half removed.
+
+    Raises:
+        TrainingError: On every rank, if one could not write; nothing of the checkpoint is left then.
     """
-    weights = actor.full_state_dict()
-    moments = _full_moments(actor)
-    target = run_dir / "checkpoints" / f"update_{state.updates_done:06d}"
-    if actor.ranks.is_first and not target.is_dir():
-        from safetensors.torch import save_file
-
+    ranks, target = actor.ranks, run_dir / "checkpoints" / f"update_{state.updates_done:06d}"
+    if ranks.any_of(ranks.is_first and target.is_dir()):
+        return target
+    if ranks.is_first:
         for pattern in (".update_*", ".old-*"):
             for left_over in target.parent.glob(pattern):
                 shutil.rmtree(left_over)
-        with atomic_directory(target) as scratch:
-            config = actor.scorer.policy.config
-            save_policy(scratch / "policy", config=config, state_dict=weights, tokenizer=tokenizer, made=made)
-            save_file(moments, scratch / "optimizer.safetensors")
-            (scratch / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
-        for old in sorted((run_dir / "checkpoints").glob("update_*"))[:-KEPT]:
+
+    def write(folder: Path) -> None:
+        write_learner = save_shards if checkpoint_format == "sharded" else _save_whole
+        write_learner(folder, actor, tokenizer=tokenizer, made=made)
+        if ranks.is_first:
+            (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
+
+    try:
+        write_together(target, ranks, write)
+    except WriteError as error:
+        last = find_checkpoint(run_dir) if run_dir.is_dir() else None
+        raise TrainingError(
+            f"{target} could not be written ({error}): nothing of it is left. "
+            + (f"The last good checkpoint is {last}" if last else "There is no earlier checkpoint")
+        ) from error
+    if ranks.is_first and max_to_keep is not None:
+        for old in sorted(target.parent.glob("update_*"))[:-max_to_keep]:
             hidden = old.with_name(f".old-{old.name}")
             os.rename(old, hidden)  # a directory under its own name is always complete
             shutil.rmtree(hidden)
-    actor.ranks.barrier()
+    ranks.barrier()
     return target
+
+
+def restore(checkpoint: Path, actor: Actor) -> None:
+    """Puts weights and optimizer of a checkpoint into an actor, sharded as it is now; every rank must call it.
+
+    Raises:
+        CheckpointError: It is of another model, cannot be read, or holds an adapter where the run has none.
+    """
+    if (checkpoint / SHARDS).is_dir():
+        load_shards(checkpoint, actor)
+        return
+    weights = load_weights(checkpoint)
+    refuse_other_shapes(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, actor)
+    actor.load_trained_weights(weights)
+    _load_optimizer(checkpoint, actor)
 
 
 def set_later_aside(run_dir: Path, updates_done: int) -> list[Path]:
@@ -159,31 +190,57 @@ def read_state(checkpoint: Path, *, hashes: Mapping[str, str]) -> RunState:
 
 
 def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Full weights by name, float32; copies of tied weights are left out."""
-    return _load_tensors(checkpoint, "policy/model.safetensors")
+    """Full tensors, float32, of what was trained, by name; copies of tied weights are left out."""
+    if (checkpoint / ADAPTER).is_dir():
+        return lora.inner_names(_load_tensors(checkpoint, f"{ADAPTER}/{lora.WEIGHTS}"))
+    return _load_tensors(checkpoint, f"{POLICY}/model.safetensors")
 
 
-def refuse_other_shapes(checkpoint: Path, weights: Mapping[str, torch.Tensor], actor: Actor) -> None:
-    """Stops before weights of another model are loaded.
-
-    Raises:
-        CheckpointError: A weight of the actor is not there, or has another shape.
-    """
-    for name, parameter in actor.named_weights():
-        if name not in weights or weights[name].shape != parameter.shape:
-            raise CheckpointError(
-                f"{checkpoint} is of another model than actor_rollout_ref.model.path: {name} does not fit"
-            )
-
-
-def load_optimizer(checkpoint: Path, actor: Actor) -> None:
+def _load_optimizer(checkpoint: Path, actor: Actor) -> None:
     """Puts the moments of AdamW back, sharded as the actor is now."""
     moments = _load_tensors(checkpoint, "optimizer.safetensors")
-    for name, parameter in actor.named_weights():
+    for name, parameter in actor.trained_weights():
         if f"step.{name}" in moments:
             actor.optimizer.state[parameter] = {"step": moments[f"step.{name}"].clone()} | {
-                key: like(parameter, moments[f"{key}.{name}"]) for key in _MOMENTS
+                key: like(parameter, moments[f"{key}.{name}"]) for key in MOMENTS
             }
+
+
+def _save_whole(folder: Path, actor: Actor, *, tokenizer: PreTrainedTokenizerBase, made: Mapping[str, Any]) -> None:
+    """Gathers one tensor after the other on the CPU of the first rank, which writes them."""
+    from safetensors.torch import save_file
+
+    config = lora.adapter_config(actor.scorer.policy)
+    source = actor.full_weights() if config is None else actor.trained_weights()
+    weights = _on_first_rank(actor, source)
+    moments = _on_first_rank(actor, _moments(actor))
+    if not actor.ranks.is_first:
+        return
+    save_file(moments, folder / "optimizer.safetensors")
+    if config is None:
+        model_config = actor.scorer.policy.config
+        save_policy(folder / POLICY, config=model_config, state_dict=weights, tokenizer=tokenizer, made=made)
+    else:
+        lora.save_adapter(folder / ADAPTER, config, weights)
+        save_surroundings(folder / ADAPTER, tokenizer=tokenizer, made=made)
+
+
+def _on_first_rank(actor: Actor, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    kept = {}
+    for name, tensor in tensors:
+        whole = full(tensor.detach())  # all ranks together, one tensor at a time
+        if actor.ranks.is_first:
+            kept[name] = whole.cpu().contiguous()
+    return kept
+
+
+def _moments(actor: Actor) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in actor.trained_weights():
+        state = actor.optimizer.state.get(parameter)
+        if state:
+            yield f"step.{name}", torch.as_tensor(state["step"]).clone()
+            for key in MOMENTS:
+                yield f"{key}.{name}", state[key]
 
 
 def _load_tensors(checkpoint: Path, name: str) -> dict[str, torch.Tensor]:
@@ -198,14 +255,3 @@ def _load_tensors(checkpoint: Path, name: str) -> dict[str, torch.Tensor]:
 
 def _unreadable(checkpoint: Path, why: object) -> CheckpointError:
     return CheckpointError(f"{checkpoint} cannot be read ({why}); go on from an earlier checkpoint")
-
-
-def _full_moments(actor: Actor) -> dict[str, torch.Tensor]:
-    moments: dict[str, torch.Tensor] = {}
-    for name, parameter in actor.named_weights():
-        state = actor.optimizer.state.get(parameter)
-        if state:
-            moments[f"step.{name}"] = torch.as_tensor(state["step"]).cpu().clone()
-            for key in _MOMENTS:
-                moments[f"{key}.{name}"] = full(state[key]).cpu().contiguous()
-    return moments

@@ -1,6 +1,12 @@
-"""Why a run ends early, as one clear line."""
+"""Why a run does not begin or ends early, as one clear line."""
 
 from __future__ import annotations
+
+from webshop_env.errors import ShopGymError
+
+
+class CheckpointError(ShopGymError):
+    """A checkpoint that is not there, or belongs to something else."""
 
 
 class TrainingError(Exception):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from webshop_env.errors import ShopGymError
+
+if TYPE_CHECKING:
+    from trainers.ranks import Ranks
 
 
 @contextmanager
@@ -33,6 +37,44 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         _sync(target.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+class WriteError(Exception):
+    """Some rank could not write its part."""
+
+
+def write_together(target: Path, ranks: Ranks, write: Callable[[Path], None]) -> None:
+    """A directory that all ranks write into, and that becomes `target` only when none of them failed.
+
+    Args:
+        target: Directory on a disk that all ranks share.
+        ranks: All must call it.
+        write: Writes this rank's part into a scratch directory. Where it needs the other ranks it must fail on all of
+            them or on none.
+
+    Raises:
+        WriteError: On every rank, with what the first one that failed said; nothing is left on the disk then.
+    """
+    with ExitStack() as stack:
+        make = (lambda: stack.enter_context(atomic_directory(target))) if ranks.is_first else (lambda: None)
+        scratch = _agreed(ranks, make)[0]
+        _agreed(ranks, lambda: write(scratch))
+        _agreed(ranks, stack.pop_all().close)
+
+
+def _agreed(ranks: Ranks, action: Callable[[], Any]) -> list[Any]:
+    """Results of an action of every rank, unless one failed."""
+    result, problem = None, None
+    try:
+        result = action()
+    except Exception as error:  # some writers raise bare ones, and the other ranks must not wait for this one
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        problem = f"{type(error).__name__}: {first_line}"
+    outcomes = ranks.gather((result, problem))
+    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(outcomes) if text]
+    if problems:
+        raise WriteError(problems[0])
+    return [result for result, _ in outcomes]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

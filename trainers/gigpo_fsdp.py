@@ -188,6 +188,8 @@ def save(run: Run) -> Path:
                 "updates": run.state.updates_done,
                 **run.state.hashes,
             },
+            checkpoint_format=run.settings.trainer.checkpoint_format,
+            max_to_keep=run.settings.trainer.max_actor_ckpt_to_keep,
         )
 
 

@@ -173,7 +173,16 @@ def save_policy(
     (directory / "model.safetensors").chmod(0o644)
     config = type(config).from_dict(config.to_dict())
     config.dtype = next(iter(weights.values())).dtype
-    config.save_pretrained(directory)
+    save_surroundings(directory, config=config, tokenizer=tokenizer, made=made)
+
+
+def save_surroundings(
+    directory: Path, *, tokenizer: PreTrainedTokenizerBase, made: Mapping[str, Any], config: Any = None
+) -> None:
+    """Writes what lies beside the weights of a policy: its config where it has one, its tokenizer, its provenance."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     (directory / PROVENANCE).write_text(json.dumps(dict(made), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.types import SamplingParams
-from trainers.actor import Actor, ActorConfig, Reference
+from trainers.actor import Actor, ActorConfig, Reference, WithoutAdapter
 from trainers.boards import open_boards, require_boards
-from trainers.checkpoint import (
-    RunState,
-    find_checkpoint,
-    load_optimizer,
-    load_weights,
-    read_state,
-    refuse_other_shapes,
-)
-from trainers.directory import run_directory, take_directory
+from trainers.checkpoint import RunState, find_checkpoint, read_state, restore
+from trainers.directory import from_anywhere, run_directory, take_directory
 from trainers.display import RunLog
 from trainers.engines import open_engine
 from trainers.evaluation import GoalList, goal_list_of, read_evaluation, require_same_goals
 from trainers.files import require_writable
 from trainers.goals import GoalOrder, goals_hash, training_goals, validation_goals
 from trainers.interrupts import Interrupts
+from trainers.lora import add_adapter
 from trainers.memory import memory_in_use
-from trainers.models import load_model, load_tokenizer, refuse_other_prompts, weights_hash
+from trainers.models import load_model, load_tokenizer, locate, refuse_other_prompts, weights_hash
 from trainers.ranks import Ranks
 from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
@@ -60,7 +54,7 @@ class Run:
     collector: TrajectoryCollector
     engine: Engine
     actor: Actor
-    reference: Reference | None
+    reference: Reference | WithoutAdapter | None
     state: RunState
     log: RunLog
     interrupts: Interrupts
@@ -107,10 +101,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         refuse_other_validations(state.first_evaluation, goal_list, fixed)
     actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)
     if checkpoint:
-        weights = load_weights(checkpoint)
-        refuse_other_shapes(checkpoint, weights, actor)
-        actor.load_full_state_dict(weights)
-        load_optimizer(checkpoint, actor)
+        restore(checkpoint, actor)
     engine.load_weights(actor.full_weights(engine.dtype), version=state.updates_done)
     engine.pop_seconds()  # no update's
     directory = take_directory(settings, ranks, state)
@@ -154,21 +145,26 @@ def open_learners(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     grammar: ActionGrammar | None,
-) -> tuple[Actor, Reference | None]:
+) -> tuple[Actor, Reference | WithoutAdapter | None]:
     """The policy that learns, sharded, and the frozen one where the loss or the reward needs it."""
     shared: dict[str, Any] = {
         "pad_id": int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id),
         "temperature": settings.actor_rollout_ref.rollout.temperature,
         "grammar": grammar,
     }
-    config = ActorConfig.of(settings)
+    config, model = ActorConfig.of(settings), settings.actor_rollout_ref.model
+    if model.lora_rank:
+        add_adapter(policy, model, base=str(from_anywhere(locate(model.path))), seed=settings.trainer.seed)
     actor = Actor(policy, ranks, config, **shared)
     if not (config.loss.use_kl_loss or settings.algorithm.use_kl_in_reward):
         return actor, None
+    max_rows = settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
+    if model.lora_rank:
+        return actor, WithoutAdapter(actor, max_rows=max_rows)
     reference = Reference(
-        load_model(settings.actor_rollout_ref.model.path),
+        load_model(model.path),
         ranks,
-        max_rows=settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu,
+        max_rows=max_rows,
         max_tokens=config.max_tokens,
         sharding=ShardingConfig(
             dtype=config.sharding.dtype, param_offload=settings.actor_rollout_ref.ref.fsdp_config.param_offload

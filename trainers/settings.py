@@ -36,6 +36,7 @@ AdvantageMode = Literal["mean_norm", "mean_std_norm"]
 Baseline = Literal["episode", "step"]
 RowMode = Literal["pad", "copy", "delete"]
 KlKind = Literal["low_var_kl", "kl", "abs", "mse"]
+CheckpointFormat = Literal["full", "sharded"]
 ComputeType = Literal["auto", "bfloat16", "float32"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
@@ -202,7 +203,11 @@ class AlgorithmSettings:
 class ModelSettings:
     path: str = setting("embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, or a hub id")
     enable_gradient_checkpointing: bool = setting(False, "trade compute for memory in the backward pass")
-    lora_rank: int = setting(0, "rank of LoRA adapters; 0 is none", only=(0,), why_only="not in this version")
+    lora_rank: int = setting(0, "rank of LoRA adapters, which are then all that is trained; 0 is none", at_least=0)
+    lora_alpha: float = setting(16.0, "their outputs are multiplied by this over the rank", above=0)
+    target_modules: tuple[str, ...] = setting(
+        ("all-linear",), "names of the layers that get an adapter; all-linear is each but the output layer"
+    )
     use_remove_padding: bool = setting(
         True, "no padding to the longest row", no_effect="rows of like length share a micro-batch, always"
     )
@@ -317,6 +322,12 @@ class TrainerSettings:
         5, "optimizer steps in a row with a loss or gradient that is not finite, after which the run stops", at_least=1
     )
     save_freq: int = setting(10, "updates between checkpoints; 0 or less saves at the end only")
+    checkpoint_format: CheckpointFormat = setting(
+        "full",
+        "whole tensors that the first rank writes, a Hugging Face directory among them; or each rank's part of them",
+        only=get_args(CheckpointFormat),
+    )
+    max_actor_ckpt_to_keep: int | None = setting(2, "latest checkpoints that stay on the disk; null is all", at_least=1)
     val_before_train: bool = setting(True, "validate before the first update, whatever test_freq is")
     logger: tuple[str, ...] = setting(
         ("console", "tensorboard"), "where metrics go, besides metrics.jsonl: console, tensorboard, wandb"
@@ -349,6 +360,11 @@ class Settings:
     trainer: TrainerSettings = group(TrainerSettings)
 
     def __post_init__(self) -> None:
+        if self.actor_rollout_ref.model.lora_rank and self.trainer.checkpoint_format != "full":
+            raise SettingsError(
+                "trainer.checkpoint_format=sharded is for whole policies; adapters are small: with "
+                "actor_rollout_ref.model.lora_rank above 0 leave it out or set trainer.checkpoint_format=full"
+            )
         if self.algorithm.filter_groups.enable and self.env.rollout.n == 1:
             raise SettingsError(
                 "algorithm.filter_groups.enable=true waits for episodes of a group to differ, and with env.rollout.n=1 "
@@ -517,7 +533,9 @@ def _without_effect(settings: Any) -> list[str]:
             other, wanted = f.metadata["needs"]
             if values.get(other) != wanted:
                 notes.append(f"{key}={_text(value)} does nothing here: it counts with {other}={_text(wanted)}")
-    env: EnvSettings = settings.env
+    env: EnvSettings | None = getattr(settings, "env", None)
+    if env is None:
+        return notes
     algorithm = getattr(settings, "algorithm", AlgorithmSettings())
     for f in dataclasses.fields(GigpoSettings):
         if f.name not in _READ_BY[algorithm.adv_estimator] and getattr(algorithm.gigpo, f.name) != f.default:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,19 +15,20 @@ from small_rows import rows
 
 from trainers.actor import Actor, ActorConfig
 from trainers.checkpoint import (
-    CheckpointError,
     RunState,
     find_checkpoint,
-    load_optimizer,
-    load_weights,
     read_state,
-    refuse_other_shapes,
+    restore,
     save_checkpoint,
     set_later_aside,
 )
+from trainers.errors import CheckpointError, TrainingError
+from trainers.export import export
+from trainers.export import main as export_main
 from trainers.losses import LossConfig
-from trainers.models import load_model, make_small_policy, train_tokenizer
+from trainers.models import load_model, load_tokenizer, make_small_policy, provenance, train_tokenizer
 from trainers.ranks import start_ranks
+from webshop_env.errors import ShopGymError
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +46,34 @@ def new_actor(model) -> Actor:
     return Actor(copy.deepcopy(model).requires_grad_(True), start_ranks(), config, pad_id=0)
 
 
-def save(run_dir, actor, tokenizer, updates_done: int, **fields):
+def save(run_dir, actor, tokenizer, updates_done: int, *, max_to_keep=2, checkpoint_format="full", **fields):
     state = RunState(updates_done=updates_done, **fields)
-    return save_checkpoint(run_dir, actor, state, tokenizer=tokenizer, made={})
+    how = {"max_to_keep": max_to_keep, "checkpoint_format": checkpoint_format}
+    return save_checkpoint(run_dir, actor, state, tokenizer=tokenizer, made={"made_by": "a test"}, **how)
 
 
-def test_the_step_after_loading_equals_the_step_without(model, tokenizer, tmp_path):
+@pytest.fixture(params=["full", "sharded"])
+def checkpoint_format(request):
+    return request.param
+
+
+def test_the_step_after_loading_equals_the_step_without(model, tokenizer, tmp_path, checkpoint_format):
     actor = new_actor(model)
     actor.update(rows(0))
     actor.update(rows(1))
-    checkpoint = save(tmp_path, actor, tokenizer, 2)
+    checkpoint = save(tmp_path, actor, tokenizer, 2, checkpoint_format=checkpoint_format)
     actor.update(rows(2))
 
     resumed = new_actor(model)
-    resumed.load_full_state_dict(load_weights(checkpoint))
-    load_optimizer(checkpoint, resumed)
+    restore(checkpoint, resumed)
     resumed.update(rows(2))
     expected = actor.full_state_dict()
     for name, tensor in resumed.full_state_dict().items():
         assert torch.equal(tensor, expected[name]), name
 
     without_moments = new_actor(model)
-    without_moments.load_full_state_dict(load_weights(checkpoint))
+    restore(checkpoint, without_moments)
+    without_moments.optimizer.state.clear()
     without_moments.update(rows(2))
     assert not all(torch.equal(t, expected[n]) for n, t in without_moments.full_state_dict().items())
 
@@ -75,6 +84,95 @@ def test_the_policy_inside_is_a_hugging_face_directory_with_the_same_weights(mod
     loaded = load_model(str(checkpoint / "policy"))
     for name, tensor in actor.full_state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_checkpoint_is_exported_as_a_hugging_face_directory(model, tokenizer, tmp_path, checkpoint_format, dtype):
+    actor = new_actor(model)
+    actor.update(rows(0))
+    checkpoint = save(tmp_path, actor, tokenizer, 1, checkpoint_format=checkpoint_format)
+    export(checkpoint, tmp_path / "out", dtype=dtype)
+    loaded = load_model(str(tmp_path / "out"), dtype=dtype)
+    for name, tensor in actor.full_state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.to(dtype)), name
+    assert load_tokenizer(str(tmp_path / "out")).get_vocab() == tokenizer.get_vocab()
+    assert provenance(str(tmp_path / "out")) == {"made_by": "a test"}
+
+
+def test_the_command_exports_the_latest_and_overwrites_nothing(model, tokenizer, tmp_path, capsys):
+    actor = new_actor(model)
+    for number in (1, 2):
+        actor.update(rows(number))
+        save(tmp_path, actor, tokenizer, number, checkpoint_format="sharded")
+    words = [f"checkpoint={tmp_path}", f"output_dir={tmp_path / 'out'}"]
+    export_main(words)
+    assert capsys.readouterr().out == f"{tmp_path / 'checkpoints' / 'update_000002'} -> {tmp_path / 'out'}\n"
+    loaded = load_model(str(tmp_path / "out"))
+    for name, tensor in actor.full_state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    with pytest.raises(ShopGymError, match=r"output_dir: .* exists"):
+        export_main(words)
+    with pytest.raises(ShopGymError, match="checkpoint is needed"):
+        export_main(words[1:])
+
+
+def test_no_more_checkpoints_stay_than_asked_for(model, tokenizer, tmp_path):
+    actor, folder = new_actor(model), tmp_path / "checkpoints"
+    for number in (1, 2, 3):
+        save(tmp_path, actor, tokenizer, number, max_to_keep=None)
+    assert len(list(folder.iterdir())) == 3
+    save(tmp_path, actor, tokenizer, 4, max_to_keep=1)
+    assert [path.name for path in folder.iterdir()] == ["update_000004"]
+
+
+@contextmanager
+def small_files(num_bytes: int):
+    """No file may grow beyond a size: what writers see is what a full disk shows them."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("num_bytes", [300, 3_000, 30_000])  # fails at the state, the tokenizer, the tensors
+def test_a_checkpoint_that_finds_no_room_leaves_the_one_before_and_nothing_else(
+    model, tokenizer, tmp_path, checkpoint_format, num_bytes
+):
+    actor, folder = new_actor(model), tmp_path / "checkpoints"
+    actor.update(rows(0))
+    whole = save(tmp_path, actor, tokenizer, 1, max_to_keep=1, checkpoint_format=checkpoint_format)
+    expected = {name: tensor.clone() for name, tensor in actor.full_state_dict().items()}
+    actor.update(rows(1))
+    with small_files(num_bytes), pytest.raises(TrainingError) as caught:
+        save(tmp_path, actor, tokenizer, 2, max_to_keep=1, checkpoint_format=checkpoint_format)
+    line = str(caught.value)
+    assert "\n" not in line and "update_000002 could not be written (rank 0: " in line
+    assert f"The last good checkpoint is {whole}" in line
+    assert list(folder.iterdir()) == [whole]
+    resumed = new_actor(model)
+    restore(whole, resumed)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.full_state_dict().items())
+
+
+def test_a_disk_that_is_full_in_earnest(model, tokenizer, tmp_path, checkpoint_format):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        actor = new_actor(model)
+        (disk / "ballast").write_bytes(bytes(380_000))
+        with pytest.raises(TrainingError, match="could not be written"):
+            save(disk, actor, tokenizer, 1, checkpoint_format=checkpoint_format)
+        assert list((disk / "checkpoints").iterdir()) == []
+        (disk / "ballast").unlink()
+        assert find_checkpoint(disk) is None
+        save(disk, actor, tokenizer, 1, checkpoint_format=checkpoint_format)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True, capture_output=True)
 
 
 def test_the_latest_is_found_and_the_last_two_are_kept(model, tokenizer, tmp_path):
@@ -140,11 +238,19 @@ def test_what_was_done_after_an_update_is_set_aside(model, tokenizer, tmp_path):
     assert len(set_later_aside(tmp_path, 2)) == 1  # another branch takes the place of the first
 
 
-def test_weights_of_another_shape_are_refused(model, tokenizer, tmp_path):
-    checkpoint = save(tmp_path, new_actor(model), tokenizer, 1)
+def test_weights_of_another_shape_are_refused(model, tokenizer, tmp_path, checkpoint_format):
+    checkpoint = save(tmp_path, new_actor(model), tokenizer, 1, checkpoint_format=checkpoint_format)
     wider = new_actor(make_small_policy(tokenizer, hidden=32, layers=1, heads=2))
     with pytest.raises(CheckpointError, match="is of another model"):
-        refuse_other_shapes(checkpoint, load_weights(checkpoint), wider)
+        restore(checkpoint, wider)
+
+
+@pytest.mark.parametrize("name", ["shards/.metadata", "shards/__0_0.distcp"])
+def test_shards_that_cannot_be_read_are_refused(model, tokenizer, tmp_path, name):
+    checkpoint = save(tmp_path, new_actor(model), tokenizer, 1, checkpoint_format="sharded")
+    (checkpoint / name).write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"cannot be read .*; go on from an earlier checkpoint"):
+        restore(checkpoint, new_actor(model))
 
 
 def test_state_comes_back_and_other_prompts_are_refused(model, tokenizer, tmp_path):

@@ -67,7 +67,7 @@ def test_offloading_changes_no_bit(make_actor, changes):
     got = learnt(actor, [rows(0), rows(1)])
     for name, tensor in expected.items():
         assert torch.equal(got[name], tensor), name
-    actor.load_full_state_dict(expected)
+    actor.load_trained_weights(expected)
     for name, tensor in actor.full_state_dict().items():
         assert torch.equal(tensor, expected[name]), name
 
@@ -113,7 +113,7 @@ def test_state_visits_a_device_and_comes_back():
 
 
 def test_a_whole_tensor_takes_the_place_and_type_of_a_parameter(make_actor):
-    _, parameter = next(make_actor().named_weights())
+    _, parameter = next(make_actor().trained_weights())
     value = torch.randn(parameter.shape, dtype=torch.float64)
     got = like(parameter, value)
     assert (got.dtype, got.placements) == (parameter.dtype, parameter.placements)
