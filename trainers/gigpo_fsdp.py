@@ -211,7 +211,11 @@ def report(run: Run, last: Evaluation | None) -> None:
         say(f"curve          {directory / 'curve.png'}")
     checkpoint = find_checkpoint(directory)
     if checkpoint is not None:
-        say(f"checkpoint     {checkpoint} (its policy/ loads with transformers)")
+        if (checkpoint / "policy" / "model.safetensors").is_file():
+            say(f"checkpoint     {checkpoint} (its policy/ loads with transformers)")
+        else:
+            say(f"checkpoint     {checkpoint}")
+            say(f"for others     python trainers/export.py checkpoint={checkpoint} output_dir=DIRECTORY")
         done, total = run.state.updates_done, run.settings.trainer.total_updates
         more = "" if done < total else f" trainer.total_updates={done + 10}"
         say(f"go on with     python trainers/gigpo_fsdp.py trainer.resume_from={directory}{more}")
