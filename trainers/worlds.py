@@ -144,7 +144,7 @@ def _require_room(env: EnvSettings, data: DataSettings, count_tokens: Callable[[
     """Refuses a limit of prompts that what is never cut, wording and task, does not keep to."""
     template = load_template(env.prompt)
     if is_shop(env):
-        task = max((goal.instruction_text for goal in open_shop_world(env).goals), key=len)
+        task = open_shop_world(env).longest_task()
     else:
         task = _first_page(env).task
     empty = {"page": "", "actions": "", "history": "", "num_taken": 0, "num_shown": 0, "step": 1}

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from webshop_env.actions import BUTTON_KEYS, match_key
 from webshop_env.cache import catalogue_cache, remembered_hash
 from webshop_env.errors import CatalogError
@@ -99,6 +101,8 @@ class Catalog:
     """By asin: its place in that order."""
     asins: Sequence[str]
     """In that order."""
+    prices: np.ndarray
+    """float64 [N, 2] in that order: `Product.prices`, NaN where there are fewer than two."""
     instructions: Mapping[str, Instruction]
     """By asin: the synthetic instruction."""
     human_instructions: Mapping[str, tuple[Instruction, ...]]
@@ -170,6 +174,7 @@ def load_catalog(data_dir: str | Path, *, version: Version = "v1", num_products:
         products={asin: entry.product for asin, entry in entries.items()},
         rows={asin: row for row, asin in enumerate(entries)},
         asins=tuple(entries),
+        prices=np.array([price_pair(entry.product) for entry in entries.values()], dtype=np.float64),
         instructions={asin: entry.instruction for asin, entry in entries.items() if entry.instruction is not None},
         human_instructions={asin: e.human_instructions for asin, e in entries.items() if e.human_instructions},
         nouns=load_nouns(files.directory, catalogue_hash, titles),
@@ -184,6 +189,12 @@ def index_document(product: Product) -> str:
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
     first_bullet = product.bullet_points[0] if product.bullet_points else ""
     return " ".join([product.title, product.description, first_bullet, options]).lower()
+
+
+def price_pair(product: Product) -> tuple[float, float]:
+    """The prices of a product as a row of `Catalog.prices`."""
+    low, high, *_ = (*product.prices, math.nan, math.nan)
+    return low, high
 
 
 def shown_price(prices: tuple[float, ...]) -> float:

@@ -33,6 +33,7 @@ from webshop_env.catalog import (
     load_nouns,
     noun_files,
     noun_source,
+    price_pair,
 )
 from webshop_env.errors import CatalogError
 from webshop_env.nouns import NameNouns
@@ -44,7 +45,7 @@ LEAST_BYTES = 1 << 18
 MOST_BYTES = 1 << 26
 """A larger product file is not compiled by the way: that takes minutes, so the user is told how to do it."""
 
-_PRODUCTS, _NOUNS = "products-1", "nouns-1"
+_PRODUCTS, _NOUNS = "products-2", "nouns-1"
 _NUM_KEPT = 1 << 12
 """Decoded products that are kept; about 4 kB each."""
 _LOG = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def write_products(
     """
     reader = CatalogReader(files, version, num_products, on_bytes=on_bytes)
     asins: list[bytes] = []
-    hashes, wanted, wanted_by_humans = array("Q"), array("i"), array("i")
+    hashes, prices, wanted, wanted_by_humans = array("Q"), array("d"), array("i"), array("i")
     other_spelling: dict[str, str] = {}
 
     def records() -> Iterator[bytes]:
@@ -122,6 +123,7 @@ def write_products(
             product = entry.product
             asins.append(_encode(product.asin))
             hashes.append(_hash64(product.asin))
+            prices.extend(price_pair(product))
             if entry.instruction is not None:
                 wanted.append(row)
             if entry.human_instructions:
@@ -134,6 +136,7 @@ def write_products(
         table.put_texts("records", records())
         table.put_texts("asins", asins)
         _put_keys(table, hashes)
+        table.put("prices", np.asarray(prices))
         table.put("with_instruction", np.asarray(wanted))
         table.put("with_human_instructions", np.asarray(wanted_by_humans))
         warnings = ([w.row, w.asin, w.kind, w.detail, w.is_skipped] for w in reader.warnings)
@@ -170,6 +173,7 @@ def read_compiled(files: CatalogFiles, path: Path, version: Version, catalogue_h
         products=products,
         rows=rows,
         asins=asins,
+        prices=table.array("prices").reshape(-1, 2),
         instructions=ByAsin(rows, asins, with_instruction, lambda row: entry(row).instruction),
         human_instructions=ByAsin(rows, asins, with_human, lambda row: entry(row).human_instructions),
         nouns=_open_nouns(files, version, catalogue_hash, products, spellings),

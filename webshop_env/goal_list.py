@@ -25,7 +25,7 @@ GoalKind = Literal["synthetic", "human"]
 NO_CAP_USD = 1_000_000.0
 """`price_upper` of a goal whose instruction names no price."""
 
-_TABLE = "goals-1"
+_TABLE = "goals-2"
 _NUM_KEPT = 1 << 12
 _GOAL_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -44,6 +44,8 @@ class GoalColumns:
     """float64 [G], US dollars."""
     weights: np.ndarray
     """float64 [G]."""
+    lengths: np.ndarray
+    """int32 [G], characters of the instruction."""
 
     def take(self, places: np.ndarray) -> GoalColumns:
         """The goals at some places, in their order."""

@@ -6,6 +6,7 @@ import bisect
 import hashlib
 import itertools
 import json
+import math
 import random
 from array import array
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from webshop_env.catalog import Catalog, shown_price
+from webshop_env.catalog import Catalog
 from webshop_env.errors import ShopGymError
 from webshop_env.goal_list import (
     NO_CAP_USD,
@@ -81,7 +82,7 @@ def build_goals(
     """
     rng = random.Random(preseed)
     is_v0 = catalog.version == "v0"
-    prices = _drawn_prices(catalog, rng) if is_v0 else _shown_prices(catalog)
+    prices = _drawn_prices(catalog, rng) if is_v0 else np.fmax(*catalog.prices.T)  # v1: as `shown_price`
     make = _synthetic_goals if kind == "synthetic" else _human_goals
     columns = make(catalog, prices, rng if is_v0 else None, on_row or (lambda row: None))
     order = list(range(len(columns.rows)))
@@ -260,14 +261,8 @@ def _places(is_member: np.ndarray) -> np.ndarray:
 
 
 def _drawn_prices(catalog: Catalog, rng: random.Random) -> np.ndarray:
-    prices = (product.prices for product in catalog.products.values())
-    drawn = (price[0] if len(price) == 1 else rng.uniform(*price) for price in prices)
-    return np.fromiter(drawn, dtype=np.float64, count=len(catalog.products))
-
-
-def _shown_prices(catalog: Catalog) -> np.ndarray:
-    shown = (shown_price(product.prices) for product in catalog.products.values())
-    return np.fromiter(shown, dtype=np.float64, count=len(catalog.products))
+    drawn = (low if math.isnan(high) else rng.uniform(low, high) for low, high in catalog.prices.tolist())
+    return np.fromiter(drawn, dtype=np.float64, count=len(catalog.prices))
 
 
 def _drawn_cap(rng: random.Random, price_usd: float) -> float:
@@ -279,7 +274,8 @@ def _synthetic_goals(
     catalog: Catalog, prices: np.ndarray, rng: random.Random | None, on_row: Callable[[int], None]
 ) -> GoalColumns:
     """In product order. With a generator one cap is drawn for each product, without one each goal's is computed."""
-    rows, wishes, ids, caps, weights = array("i"), array("q"), array("Q"), array("d"), array("d")
+    rows, wishes, ids, lengths = array("i"), array("q"), array("Q"), array("i")
+    caps, weights = array("d"), array("d")
     counts: Counter[str] = Counter()
     of_products: list[tuple[tuple[str, ...], int]] = []
     for asin, instruction in catalog.instructions.items():
@@ -296,19 +292,20 @@ def _synthetic_goals(
             wishes.append(num - 1)
             ids.append(int(goal_id, 16))
             caps.append(price_cap(goal_id, price) if drawn_cap is None else drawn_cap)
+            lengths.append(len(text) + len(price_text(caps[-1])))
         for attribute in instruction.attributes:
             counts[attribute] += num
         of_products.append((instruction.attributes, num))
     for attributes, num in of_products:
         if num:
             weights.extend([_weight(attributes, counts)] * num)
-    return GoalColumns(*map(np.asarray, (rows, wishes, ids, caps, weights)))
+    return GoalColumns(*map(np.asarray, (rows, wishes, ids, caps, weights, lengths)))
 
 
 def _human_goals(
     catalog: Catalog, prices: np.ndarray, rng: random.Random | None, on_row: Callable[[int], None]
 ) -> GoalColumns:
-    rows, wishes, ids, caps = array("i"), array("q"), array("Q"), array("d")
+    rows, wishes, ids, caps, lengths = array("i"), array("q"), array("Q"), array("d"), array("i")
     for asin, instructions in catalog.human_instructions.items():
         row = catalog.rows[asin]
         on_row(row)
@@ -322,7 +319,8 @@ def _human_goals(
             wishes.append(wish)
             ids.append(int(goal_id, 16))
             caps.append(_drawn_cap(rng, price) if rng else price_cap(goal_id, price))
-    return GoalColumns(*map(np.asarray, (rows, wishes, ids, caps, array("d", [1.0]) * len(rows))))
+            lengths.append(len(instruction.text) + len(price_text(caps[-1])))
+    return GoalColumns(*map(np.asarray, (rows, wishes, ids, caps, array("d", [1.0]) * len(rows), lengths)))
 
 
 def _goal_id(asin: str, text: str, options: list[Any], ordinals: Counter[str]) -> str:

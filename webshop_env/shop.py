@@ -96,6 +96,10 @@ class Shop:
             raise ShopGymError(f"goal_index must be in 0 to {len(self.goals) - 1}, got {goal_index!r}")
         return self.goals[index]
 
+    def longest_task(self) -> str:
+        """The longest instruction; the first among equals."""
+        return self.goals[int(np.argmax(self._goal_list.columns.lengths))].instruction_text
+
     def search(self, words: Sequence[str]) -> tuple[str, ...]:
         """Asins of the top 50 products for the words, joined by blanks and taken as they are; best first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -110,6 +111,9 @@ def test_a_compiled_catalogue_is_the_one_in_memory(folder: Path, version: Versio
     assert [list(p.options.items()) for p in ours.products.values()] == [
         list(p.options.items()) for p in theirs.products.values()
     ]
+    np.testing.assert_array_equal(ours.prices, theirs.prices)
+    for product, (low, high) in zip(theirs.products.values(), ours.prices.tolist(), strict=True):
+        assert product.prices == tuple(price for price in (low, high) if not math.isnan(price))
     assert ours.warnings == theirs.warnings and ours.warning_counts == theirs.warning_counts
     assert (ours.directory, ours.version, ours.catalogue_hash) == (theirs.directory, version, theirs.catalogue_hash)
     assert dict(ours.nouns.items()) == dict(theirs.nouns.items())
@@ -149,6 +153,7 @@ def test_scores_and_draws_are_those_in_memory(folder: Path, version: Version):
     one, other = ours.new_rng(), theirs.new_rng()
     assert [ours.draw_goal(one) for _ in range(50)] == [theirs.draw_goal(other) for _ in range(50)]
     assert ours.search(["mug"]) == theirs.search(["mug"])
+    assert ours.longest_task() == max((goal.instruction_text for goal in theirs.goals), key=len)
 
 
 def test_what_is_not_for_sale_is_not_found(tmp_path: Path):
@@ -268,7 +273,7 @@ def test_what_is_damaged_is_refused_with_the_reason_and_shops_do_without(name: s
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     with pytest.raises(TableError, match=reason) as caught:
-        TableFile(path, f"{name}-1", catalog.catalogue_hash)
+        TableFile(path, "products-2" if name == "products" else "goals-2", catalog.catalogue_hash)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     shop._catalog.cache_clear()
     shop._open.cache_clear()
@@ -284,8 +289,8 @@ def test_a_foreign_file_is_refused(tmp_path: Path):
     path = catalog.compiled_file
     assert path is not None
     with pytest.raises(TableError, match=r"made from catalogue [0-9a-f]{16}, not from 0000"):
-        TableFile(path, "products-1", "0" * 64)
-    with pytest.raises(TableError, match="holds 'products-1', not 'goals-1'"):
+        TableFile(path, "products-2", "0" * 64)
+    with pytest.raises(TableError, match="holds 'products-2', not 'goals-2'"):
         GoalList.read(path, catalog, "synthetic")
 
 
@@ -310,9 +315,9 @@ def test_an_interrupted_build_leaves_nothing_that_could_be_taken_for_whole(tmp_p
     assert len(left) == 1 and left[0].endswith(".tmp")
     path = open_catalog(EMBEDDED_CATALOGUE).compiled_file
     assert path is not None and not list(path.parent.glob(".*")), "what was left is gone"
-    with pytest.raises(ZeroDivisionError), write_table(path, "products-1", "0" * 64) as table:
+    with pytest.raises(ZeroDivisionError), write_table(path, "products-2", "0" * 64) as table:
         table.put_texts("records", (b"x" * (1 // i) for i in (1, 0)))
-    assert not list(path.parent.glob(".*")) and TableFile(path, "products-1", find_files(EMBEDDED_CATALOGUE).hash(None))
+    assert not list(path.parent.glob(".*")) and TableFile(path, "products-2", find_files(EMBEDDED_CATALOGUE).hash(None))
 
 
 def test_a_build_tells_what_it_did_and_makes_only_what_is_missing(tmp_path: Path):
