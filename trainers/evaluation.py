@@ -40,7 +40,7 @@ from trainers.files import require_writable, write_atomically
 from trainers.goal_files import load_goals
 from trainers.goals import fixed_goals, validation_source
 from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
-from trainers.ranks import Ranks, start_ranks, stop_ranks
+from trainers.ranks import Ranks, joined_ranks
 from trainers.rollouts import collect_over_ranks
 from trainers.settings import DataSettings, EnvSettings, SettingsError, group, setting
 from trainers.worlds import (
@@ -429,11 +429,8 @@ def main(arguments: list[str]) -> None:
         if Path(settings.out).suffix == ".parquet":
             raise SettingsError(f"out: {settings.out} is for JSON, name it .json; results of each goal come beside it")
         require_writable(Path(settings.out).parent, setting="out")
-    ranks = start_ranks(settings.device)
-    try:
+    with joined_ranks(settings.device) as ranks:
         evaluation = run(settings, ranks, baseline)
-    finally:
-        stop_ranks()
     if ranks.is_first:
         for note in notes:
             print(f"note: {note}")

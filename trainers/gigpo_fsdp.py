@@ -4,6 +4,7 @@ python trainers/gigpo_fsdp.py                                  the default run: 
 python trainers/gigpo_fsdp.py recipe=NAME key=value ...        another recipe, other settings
 python trainers/gigpo_fsdp.py trainer.resume_from=outputs/tiny goes on where a run stopped
 torchrun --nproc-per-node 2 trainers/gigpo_fsdp.py ...         the same on two ranks
+python trainers/gigpo_fsdp.py trainer.launcher=ray trainer.n_gpus_per_node=2 ...   the same in Ray's workers
 python trainers/gigpo_fsdp.py --explain [key=value ...]        every setting, its value, source and meaning
 """
 
@@ -40,7 +41,8 @@ from trainers.evaluation import (
 from trainers.faults import told_in_one_line
 from trainers.files import write_atomically
 from trainers.goals import goal_notes, validation_source
-from trainers.ranks import set_threads, start_ranks, stop_ranks
+from trainers.launch import launch_with_ray
+from trainers.ranks import joined_ranks, set_threads
 from trainers.rollouts import collect_over_ranks
 from trainers.row_modes import RowConfig, with_row_mode
 from trainers.run import Run, open_run, rollout_sampling
@@ -226,11 +228,17 @@ def main(arguments: list[str]) -> None:
     resolved = settings_of(arguments, Settings, __doc__)
     if resolved is None:
         return
-    settings, notes = resolved
+    if resolved[0].trainer.launcher == "ray":
+        launch_with_ray(*resolved)
+    else:
+        train_on_ranks(*resolved)
+
+
+def train_on_ranks(settings: Settings, notes: list[str]) -> None:
+    """The whole run, as one of its ranks."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     set_threads()
-    ranks = start_ranks()
-    try:
+    with joined_ranks() as ranks:
         with told_in_one_line(settings, ranks):
             run = open_run(settings, ranks)
         notes = notes + world_notes(run.world) + goal_notes(run.goals.goals, run.validation_goals, settings)
@@ -248,8 +256,6 @@ def main(arguments: list[str]) -> None:
         finally:
             run.log.close()
             run.engine.close()
-    finally:
-        stop_ranks()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,22 @@ def stop_ranks() -> None:
     """Leaves the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
+    """The ranks of a block. They leave together: one that is still in a collective when another closes its connections
+    may be aborted by the library's thread. After an error nobody is waited for: the others may never come.
+
+    Args:
+        device: As in `start_ranks`.
+    """
+    ranks = start_ranks(device)
+    try:
+        yield ranks
+        ranks.barrier()
+    finally:
+        stop_ranks()
 
 
 def set_threads() -> None:

@@ -336,7 +336,7 @@ class TrainerSettings:
     experiment_name: str = setting("", "name of the run; empty takes the recipe's")
     output_dir: str | None = setting(None, "run directory; null is outputs/<experiment_name>")
     resume_from: str | None = setting(None, "run directory or checkpoint to go on from")
-    launcher: str = setting("none", "how ranks are started", only=("none",), why_only="use torchrun for many ranks")
+    launcher: str = setting("none", "what starts ranks: python or torchrun, or Ray Train", only=("none", "ray"))
     n_gpus_per_node: int | None = setting(None, "ranks of a machine; null is what is there", at_least=1)
     nnodes: int = setting(1, "machines", at_least=1)
     seed: int = setting(0, "seed of goal order and sampling noise", at_least=0)
