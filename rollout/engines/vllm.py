@@ -103,6 +103,7 @@ class VLLMEngine:
         self._can_sleep = config.free_cache_engine and device.type == "cuda"
         if config.free_cache_engine and device.type == "cpu":
             self.notes.append("vLLM's CPU build cannot sleep: its memory is not given back while the actor learns")
+        self.device = device
         self._is_asleep = False
         self._is_cpu = device.type == "cpu"
         self._prompts = PromptEncoder(tokenizer)

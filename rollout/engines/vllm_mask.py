@@ -75,13 +75,17 @@ class _GrammarMask(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Sets the logits [B, V] of forbidden tokens to minus infinity, in place."""
         places, columns = [], []
+        sharing: dict[int, tuple[np.ndarray, list[int]]] = {}
         for place, walk in self._walks.items():
             allowed = walk.allowed()
             if len(allowed) > _LARGE:
-                logits[place].masked_fill_(self._forbidden(allowed, logits), float("-inf"))
+                sharing.setdefault(id(allowed), (allowed, []))[1].append(place)
             elif len(allowed):  # empty only at a place whose reply has ended and is about to leave
                 places.append(place)
                 columns.append(allowed)
+        for allowed, alike in sharing.values():
+            rows = torch.as_tensor(alike, device=logits.device)
+            logits[rows] = logits[rows].masked_fill(self._forbidden(allowed, logits), float("-inf"))
         if places:
             rows = torch.from_numpy(np.repeat(places, [len(ids) for ids in columns])).to(logits.device)
             ids = torch.from_numpy(np.concatenate(columns).astype(np.int64)).to(logits.device)

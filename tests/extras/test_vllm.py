@@ -35,8 +35,9 @@ require_extra("vllm", "vllm")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-CLOSE = 1e-5 if DEVICE.type == "cpu" else 0.1
-"""Nats: float32 on the CPU, bfloat16 on a GPU."""
+CLOSE = 1e-5 if DEVICE.type == "cpu" else 0.25
+"""Nats: float32 on the CPU; on a GPU bfloat16, which alone moves a token of these models by up to 0.1."""
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 TEXTS = [
     "task: find me red shoes, and price lower than 40.00 dollars",
     "page: results 1 | b012345678 red mug with a handle $12.0 | next > | back to search",
@@ -343,11 +344,12 @@ def train(run: Path, *words: str, ranks: int = 1) -> list[dict[str, float]]:
         *("trainer.test_freq=2", "trainer.val_before_train=false", "trainer.logger=[console]", *words),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.timeout(900)
 def test_the_training_command_learns_from_its_replies_on_one_process_and_on_two(tmp_path: Path) -> None:
     lines = train(tmp_path / "one")
     updates = [line for line in lines if "actor/loss" in line]
@@ -362,3 +364,16 @@ def test_the_training_command_learns_from_its_replies_on_one_process_and_on_two(
         same = {key: value for key, value in updates[1].items() if key.startswith(("rollout/", "actor/"))}
         shared = [line for line in train(tmp_path / "two", ranks=2) if "actor/loss" in line][1]
         assert {key: shared[key] for key in same} == pytest.approx(same, abs=1e-4)
+
+
+@pytest.mark.timeout(600)
+def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    command = [sys.executable, "benchmarks/gpu/bench_vllm.py", "--tiny", "--no-update", "--out", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
+    assert done.returncode == 0, done.stderr[-3000:]
+    engine = json.loads(out.read_text())["engine"]
+    assert "| sync |" in done.stdout and len(engine["cycles"]["all"]) == 4
+    assert engine["gap_before_cycles"]["engine_gap_max_nats"] < CLOSE
+    assert engine["gap_after_cycles"]["engine_gap_max_nats"] < CLOSE

@@ -1,0 +1,316 @@
+"""What does vLLM beside the actor cost? Tokens a second, weights, sleep and wake, the gap, one update by phase.
+
+    python benchmarks/gpu/bench_vllm.py               Qwen2.5-1.5B's shape with random weights, on a GPU of 80 GB or more
+    python benchmarks/gpu/bench_vllm.py --tiny        a smoke run, on a CPU as well
+    python benchmarks/gpu/bench_vllm.py --no-update   the engine alone
+
+Prompts are random ids with a shared beginning, new ones for every repeat; no reply ends early. Between two cycles all
+weights change a little, so that a sync that did nothing would show in the gap. The update is one of the published
+recipe on the embedded catalogue, with constrained decoding and the score as reward: so a random policy acts, its groups
+differ, and there is something to learn from. Its thoughts run to the limit of a reply, which makes its replies longer
+than those of a trained policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))  # for machine.py, one folder up
+
+import numpy as np
+import torch
+from machine import RESULTS, describe_machine, write_result
+
+from rollout import GenerationRequest, NoiseKey, SamplingParams, StepBatch
+from rollout.engines.vllm import VLLMConfig, VLLMEngine
+from rollout.engines.vllm_install import installed_vllm
+from rollout.types import Generation, ragged
+from trainers.actor import ShardedPolicy
+from trainers.memory import memory_in_use
+from trainers.mismatch import MismatchTotals
+from trainers.models import load_model, load_tokenizer, save_policy
+from trainers.ranks import start_ranks, stop_ranks
+from webshop_env.errors import ShopGymError
+
+PHASES = ("collect", "old_log_probs", "reference", "learn", "load")
+STAGES = ("sleep", "wake_weights", "sync", "wake_cache")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large everything is."""
+
+    model: dict[str, int]
+    num_prompts: int = 128
+    prompt_tokens: int = 800
+    shared_tokens: int = 200
+    new_tokens: int = 128
+    repeats: int = 5
+    cycles: int = 20
+    gpu_memory_utilization: float = 0.5
+    update: tuple[str, ...]
+    """Settings of the training command."""
+
+
+QWEN = {
+    "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+    "num_key_value_heads": 2, "vocab_size": 151_936, "max_position_embeddings": 32_768,
+}  # fmt: skip
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 2_048, "max_position_embeddings": 4_096,
+}  # fmt: skip
+ACTING = (
+    *("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.constrained=true", "env.reward=score"),
+    *("trainer.n_gpus_per_node=1", "trainer.total_updates=1", "trainer.logger=[console]"),
+    *("trainer.val_before_train=false", "trainer.test_freq=-1"),
+)
+FULL = Size(
+    model=QWEN,
+    update=(*ACTING, "recipe=webshop_qwen2.5_1.5b", "actor_rollout_ref.rollout.gpu_memory_utilization=0.5"),
+)
+TINY = Size(
+    model=SMALL,
+    num_prompts=8,
+    prompt_tokens=80,
+    shared_tokens=40,
+    new_tokens=8,
+    repeats=2,
+    cycles=4,
+    gpu_memory_utilization=0.2,
+    update=(*ACTING, "data.train_batch_size=2", "env.rollout.n=4", "env.max_steps=5"),
+)
+
+
+def make_policy(directory: Path, size: Size) -> None:
+    """Random weights of a Qwen2 shape in bfloat16, with the embedded policy's tokenizer, whose ids are among its own."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = load_tokenizer("embedded")
+    config = Qwen2Config(
+        **size.model,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    save_policy(directory, config=config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
+
+
+def requests(size: Size, number: int) -> list[GenerationRequest]:
+    """Prompts that share their beginning; those of another number share nothing but that."""
+    rng = np.random.default_rng((7, number))
+    shared = np.random.default_rng(7).integers(0, size.model["vocab_size"], size.shared_tokens)
+    rest = rng.integers(0, size.model["vocab_size"], (size.num_prompts, size.prompt_tokens - size.shared_tokens))
+    return [
+        GenerationRequest(np.concatenate([shared, row]).astype(np.int32), NoiseKey(0, number, i, 0))
+        for i, row in enumerate(rest)
+    ]
+
+
+def measure_engine(directory: Path, size: Size) -> dict[str, Any]:
+    """Speed, cycles of sleep and new weights, and the gap to the trainer's log-probs."""
+    ranks = start_ranks()
+    try:
+        model = load_model(str(directory)).requires_grad_(False)
+        began = perf_counter()
+        engine = VLLMEngine(
+            str(directory),
+            load_tokenizer(str(directory)),
+            VLLMConfig(
+                max_model_len=size.prompt_tokens + size.new_tokens,
+                max_num_seqs=size.num_prompts,
+                gpu_memory_utilization=size.gpu_memory_utilization,
+            ),
+            weight_shapes={name: tensor.shape for name, tensor in model.state_dict().items()},
+            eos_ids=frozenset(),
+            device=ranks.device,
+        )
+        started_s = perf_counter() - began
+        asleep = memory_in_use(ranks.device)
+        actor = ShardedPolicy(model, ranks, pad_id=0, temperature=1.0, grammar=None, max_rows=16, max_tokens=36_864)
+        engine.load_weights(actor.full_weights(engine.dtype), 0)
+        engine.pop_seconds()
+        speed = list(generation_speed(engine, size))
+        before = gap(actor, engine, size, number=1_000)
+        cycles = list(weight_cycles(actor, engine, size))
+        after = gap(actor, engine, size, number=2_000)
+        engine.close()
+    finally:
+        stop_ranks()
+    return {
+        "started_s": round(started_s, 1),
+        "notes": engine.notes,
+        "memory_after_start_gib": asleep,
+        "generation": {
+            "num_prompts": size.num_prompts,
+            "prompt_tokens": size.prompt_tokens,
+            "shared_tokens": size.shared_tokens,
+            "new_tokens": size.new_tokens,
+            "first_s": round(speed[0], 3),
+            "s": spread(speed[1:]),
+            "new_tokens_per_s": round(size.num_prompts * size.new_tokens / float(np.mean(speed[1:])), 1),
+            "cached_prompt_frac": round(engine.num_cached_prompt_tokens / engine.num_prompt_tokens, 3),
+        },
+        "gap_before_cycles": before,
+        "gap_after_cycles": after,
+        "cycles": {
+            **{f"{stage}_s": spread([cycle[f"time/engine_{stage}_s"] for cycle in cycles[1:]]) for stage in STAGES},
+            "first": cycles[0],
+            "all": cycles,
+            "growth_gib": {
+                place: round(cycles[-1][place] - cycles[1][place], 3) for place in cycles[1] if place.startswith("gib")
+            },
+        },
+    }
+
+
+def generation_speed(engine: VLLMEngine, size: Size) -> Iterator[float]:
+    """Seconds of one more repeat than asked for; the first one warms up."""
+    for number in range(size.repeats + 1):
+        asked = requests(size, number)
+        began = perf_counter()
+        replies = engine.generate(asked, SamplingParams(max_tokens=size.new_tokens))
+        yield perf_counter() - began
+        assert all(len(reply.reply_ids) == size.new_tokens for reply in replies), "a reply ended early"
+
+
+def weight_cycles(actor: ShardedPolicy, engine: VLLMEngine, size: Size) -> Iterator[dict[str, Any]]:
+    """Generate, sleep, change all weights, wake with them: times of the stages, and memory asleep and awake."""
+    for cycle in range(size.cycles):
+        engine.generate(requests(size, 100 + cycle), SamplingParams(max_tokens=max(1, size.new_tokens // 8)))
+        engine.sleep()
+        asleep = memory_in_use(engine.device)
+        with torch.no_grad():
+            for _, parameter in actor.named_weights():
+                parameter.mul_(1.0 + 2.0**-6)  # more than bfloat16 rounds away
+        engine.load_weights(actor.full_weights(engine.dtype), cycle + 1)
+        awake = memory_in_use(engine.device)
+        yield {
+            **engine.pop_seconds(),
+            **{f"gib_asleep_{place}": round(used, 3) for place, used in asleep.items()},
+            **{f"gib_awake_{place}": round(used, 3) for place, used in awake.items()},
+        }
+
+
+def gap(actor: ShardedPolicy, engine: VLLMEngine, size: Size, *, number: int) -> dict[str, float]:
+    """How far the engine's log-probs are from the trainer's (bfloat16 on a GPU, both) on replies to new prompts."""
+    asked = requests(size, number)
+    replies = engine.generate(asked, SamplingParams(max_tokens=size.new_tokens))
+    theirs = actor.log_probs(rows_of(asked, replies))
+    difference = np.concatenate(theirs) - np.concatenate([reply.log_probs for reply in replies])
+    totals = MismatchTotals()
+    totals.add(torch.from_numpy(difference), torch.ones(len(difference)))
+    return {name.removeprefix("actor/"): value for name, value in totals.metrics(actor.ranks).items()}
+
+
+def rows_of(asked: list[GenerationRequest], replies: list[Generation]) -> StepBatch:
+    """What scoring reads of a batch; everything else is 0."""
+    columns: dict[str, Any] = {
+        field.name: np.zeros(len(asked))
+        for field in dataclasses.fields(StepBatch)
+        if field.default is dataclasses.MISSING
+    }
+    columns |= {
+        "prompt_ids": ragged([request.prompt_ids for request in asked]),
+        "reply_ids": ragged([reply.reply_ids for reply in replies]),
+        "rollout_log_probs": ragged([reply.log_probs for reply in replies]),
+        "admissible": ragged([None] * len(asked)),
+    }
+    return StepBatch(**columns)
+
+
+def measure_update(policy: Path, size: Size, scratch: Path) -> dict[str, Any]:
+    """One update of the training command, in a process of its own: seconds by phase, rows, tokens, memory."""
+    run = scratch / "run"
+    words = [*size.update, f"actor_rollout_ref.model.path={policy}", f"trainer.output_dir={run}"]
+    command = [sys.executable, str(ROOT / "trainers" / "gigpo_fsdp.py"), *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ShopGymError(f"the update failed: {' '.join(done.stderr.split())[-2000:]}")
+    line = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    seconds = {phase: line.get(f"time/{phase}_s", 0.0) for phase in PHASES}
+    return {
+        "settings": list(size.update),
+        "seconds": seconds,
+        "share": {phase: round(value / sum(seconds.values()), 4) for phase, value in seconds.items()},
+        "metrics": line,
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"mean": round(float(np.mean(values)), 4), "std": round(float(np.std(values)), 4)}
+
+
+def print_tables(result: dict[str, Any]) -> None:
+    engine = result["engine"]
+    generation, cycles = engine["generation"], engine["cycles"]
+    print(
+        f"| {generation['num_prompts']} prompts of {generation['prompt_tokens']} tokens | new tokens | s | tokens/s |"
+    )
+    print("| --- | --- | --- | --- |")
+    print(
+        f"| | {generation['new_tokens']} each | {generation['s']['mean']} ± {generation['s']['std']} "
+        f"| {generation['new_tokens_per_s']} |\n"
+    )
+    print("| stage | s |\n| --- | --- |")
+    for stage in STAGES:
+        print(f"| {stage} | {cycles[f'{stage}_s']['mean']} ± {cycles[f'{stage}_s']['std']} |")
+    print("\n| gap, engine to trainer | mean (nats) | max (nats) | beyond 0.1 (share) |\n| --- | --- | --- | --- |")
+    for when in ("before", "after"):
+        figures = engine[f"gap_{when}_cycles"]
+        mean, largest, large = (figures[f"engine_gap_{name}"] for name in ("mean_nats", "max_nats", "large_frac"))
+        print(f"| {when} the cycles | {mean:.2g} | {largest:.2g} | {large:.2g} |")
+    print(f"\ngrowth over the cycles (GiB): {cycles['growth_gib']}")
+    if "update" in result:
+        print("\n| phase of an update | s | share |\n| --- | --- | --- |")
+        for phase in PHASES:
+            print(f"| {phase} | {result['update']['seconds'][phase]} | {result['update']['share'][phase]} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a smoke run")
+    parser.add_argument("--no-update", action="store_true", help="the engine alone")
+    parser.add_argument("--out", type=Path, default=RESULTS / "bench_vllm.json", help="where the JSON goes")
+    arguments = parser.parse_args()
+    size = TINY if arguments.tiny else FULL
+    if not arguments.tiny and not torch.cuda.is_available():
+        parser.error("there is no GPU; --tiny runs without one")
+    vllm_package, _ = installed_vllm("cuda" if torch.cuda.is_available() else "cpu")
+    result = describe_machine("torch", "transformers", vllm_package)
+    if torch.cuda.is_available():
+        result["hardware"]["gpu"] = torch.cuda.get_device_name()
+    with tempfile.TemporaryDirectory() as scratch:
+        policy = Path(scratch) / "policy"
+        make_policy(policy, size)
+        result["model"] = size.model
+        result["engine"] = measure_engine(policy, size)
+        if not arguments.no_update:
+            torch.cuda.empty_cache()
+            result["update"] = measure_update(policy, size, Path(scratch))
+    print_tables(result)
+    write_result(result, arguments.out)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ShopGymError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
