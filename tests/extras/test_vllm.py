@@ -369,7 +369,7 @@ def test_the_training_command_learns_from_its_replies_on_one_process_and_on_two(
 @pytest.mark.timeout(600)
 def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    command = [sys.executable, "benchmarks/gpu/bench_vllm.py", "--tiny", "--no-update", "--out", str(out)]
+    command = [sys.executable, "benchmarks/bench_vllm.py", "--tiny", "--no-update", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,8 +1,8 @@
 """What does vLLM beside the actor cost? Tokens a second, weights, sleep and wake, the gap, one update by phase.
 
-    python benchmarks/gpu/bench_vllm.py               Qwen2.5-1.5B's shape with random weights, on a GPU of 80 GB or more
-    python benchmarks/gpu/bench_vllm.py --tiny        a smoke run, on a CPU as well
-    python benchmarks/gpu/bench_vllm.py --no-update   the engine alone
+    python benchmarks/bench_vllm.py               Qwen2.5-1.5B's shape, random weights, a GPU of 80 GB or more
+    python benchmarks/bench_vllm.py --tiny        a smoke run, on a CPU as well
+    python benchmarks/bench_vllm.py --no-update   the engine alone
 
 Prompts are random ids with a shared beginning, new ones for every repeat; no reply ends early. Between two cycles all
 weights change a little, so that a sync that did nothing would show in the gap. The update is one of the published
@@ -25,9 +25,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # for machine.py, one folder up
-
 import numpy as np
 import torch
 from machine import RESULTS, describe_machine, write_result
@@ -43,6 +40,7 @@ from trainers.models import load_model, load_tokenizer, save_policy
 from trainers.ranks import start_ranks, stop_ranks
 from webshop_env.errors import ShopGymError
 
+ROOT = Path(__file__).resolve().parents[1]
 PHASES = ("collect", "old_log_probs", "reference", "learn", "load")
 STAGES = ("sleep", "wake_weights", "sync", "wake_cache")
 
@@ -94,7 +92,7 @@ TINY = Size(
 
 
 def make_policy(directory: Path, size: Size) -> None:
-    """Random weights of a Qwen2 shape in bfloat16, with the embedded policy's tokenizer, whose ids are among its own."""
+    """Random weights of a Qwen2 shape in bfloat16, with the embedded policy's tokenizer."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = load_tokenizer("embedded")
