@@ -3,6 +3,9 @@
 One row per environment step under the names of `StepBatch`. Columns that a batch does not fill are left out. The page
 of each step is there as text in column `anchor` (stored once per distinct page). What comes back equals what was
 saved: values, types of numbers, lengths, None.
+
+Columns and facts for readers can be added (`extra`, `world`): the viewer (`python -m webshop_env.site FILE`) shows
+prompts and replies as text, parts of advantages, and the page for people where it knows what was played in.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from itertools import pairwise
@@ -41,14 +44,28 @@ _COLUMNS = tuple(f.name for f in fields(StepBatch) if f.name != "anchor_texts")
 _OPTIONAL = {f.name for f in fields(StepBatch) if f.default is None}
 
 
-def save_batch(batch: StepBatch, path: str | Path) -> Path:
+def save_batch(
+    batch: StepBatch,
+    path: str | Path,
+    *,
+    extra: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
+    world: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes a batch as one Parquet file, which is there whole or not at all; a file of that name is replaced.
+
+    Args:
+        batch: Any rows.
+        path: Where to.
+        extra: More columns, N values each, for people and other programs; `load_batch` leaves them out.
+        world: What was played in, as JSON can hold it: `env_id`, `settings`, `catalogue_hash`.
 
     Raises:
         ShopGymError: pyarrow is not installed, or the file cannot be written.
-        ValueError: rows of a column hold numbers of different types.
+        ValueError: rows of a column hold numbers of different types, or an extra column has a name of the batch's.
     """
     pa, parquet = _pyarrow()
+    if taken := sorted((extra or {}).keys() & {*_COLUMNS, "anchor"}):
+        raise ValueError(f"extra column {taken[0]!r}: the batch has one of that name")
     target = Path(path)
     used = set(batch.anchor_id.tolist())
     about = {
@@ -56,9 +73,11 @@ def save_batch(batch: StepBatch, path: str | Path) -> Path:
         "num_anchors": len(batch.anchor_texts),
         # Pages of rows that were left out of the batch: numbers of anchors stay what they were.
         "other_anchors": {str(i): text for i, text in enumerate(batch.anchor_texts) if i not in used},
+        "world": dict(world or {}),
     }
     columns = {name: _to_arrow(pa, name, getattr(batch, name)) for name in _COLUMNS if getattr(batch, name) is not None}
     columns["anchor"] = pa.array([batch.anchor_texts[i] for i in batch.anchor_id], pa.string())
+    columns |= {name: pa.array(values) for name, values in (extra or {}).items()}
     table = pa.table(columns).replace_schema_metadata({"shopgym_step_batch": json.dumps(about)})
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

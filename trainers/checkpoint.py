@@ -122,7 +122,7 @@ def restore(checkpoint: Path, actor: Actor) -> None:
 def set_later_aside(run_dir: Path, updates_done: int) -> list[Path]:
     """Takes what a run did after an update out of its way, before it goes on from there, perhaps otherwise.
 
-    Later checkpoints would pass for the newest, and later validations for the result. They are moved into
+    Later checkpoints would pass for the newest, and later validations and rollouts for the result. They are moved into
     `superseded/` of the run directory, the latest first, so that a kill in between leaves a run that can be resumed.
 
     Returns:
@@ -130,7 +130,7 @@ def set_later_aside(run_dir: Path, updates_done: int) -> list[Path]:
     """
     later = [
         path
-        for folder in ("checkpoints", "validations")
+        for folder in ("checkpoints", "validations", "rollouts")
         for path in (run_dir / folder).glob("update_*")
         if (number := path.stem.removeprefix("update_")).isdigit() and int(number) > updates_done
     ]

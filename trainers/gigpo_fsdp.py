@@ -43,6 +43,7 @@ from trainers.files import write_atomically
 from trainers.goals import goal_notes, validation_source
 from trainers.launch import launch_with_ray
 from trainers.ranks import joined_ranks, set_threads
+from trainers.rollout_files import keep_rows, write_rows
 from trainers.rollouts import collect_over_ranks
 from trainers.row_modes import RowConfig, with_row_mode
 from trainers.run import Run, open_run, rollout_sampling
@@ -70,6 +71,7 @@ def train(run: Run) -> Evaluation | None:
             with log.phase("reference", update):
                 batch = run.reference.with_log_probs(batch)
         batch = with_advantages(batch, AdvantageConfig.of(settings))
+        keep_rows(run, update, batch)
         with log.phase("learn", update):
             metrics |= learn(run, update, batch)
         with log.phase("load", update):
@@ -169,10 +171,11 @@ def validation_file(run: Run) -> Path:
 
 
 def write_sample(run: Run, rows: StepBatch) -> None:
-    """Tells the best and the worst episode of a validation, and some between them, in a text beside its results."""
+    """Keeps the episodes of a validation beside its results: all of them as rows, some of them as text."""
     if run.ranks.is_first:
         text = sample_report(rows, decode=lambda ids: str(run.tokenizer.decode(ids, skip_special_tokens=True)))
         write_atomically(validation_file(run).with_suffix(".txt"), text)
+        write_rows(run, rows, validation_file(run).with_suffix(".parquet"))
 
 
 def save(run: Run) -> Path:

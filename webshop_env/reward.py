@@ -71,7 +71,7 @@ def score_v0(
     wanted = goal.options.items() if isinstance(goal.options, dict) else goal.options
     num_options = sum(any(_same_option_v0(wish, value) for value in options.values()) for wish in wanted)
     is_price_met = goal.price_upper > 0 and price_usd <= goal.price_upper
-    num_attributes = _num_attributes(product, goal, "v0")
+    num_attributes = count_attributes(product, goal, "v0")
     return _combine(match_type(product, goal, nouns), goal, num_attributes, num_options, is_price_met)
 
 
@@ -89,7 +89,7 @@ def score_v1(
     num_options = sum(_is_option_met(product, options, name, value) for name, value in wanted)
     is_price_met = goal.price_upper == NO_CAP_USD or price_usd <= goal.price_upper
     kind = match_type(product, goal, nouns)
-    num_attributes = _num_attributes(product, goal, "v1")
+    num_attributes = count_attributes(product, goal, "v1")
     if product.asin == goal.asin:  # a name of one noun, ten times, would make it a stranger to itself
         kind = kind if kind.factor == 1.0 else replace(kind, factor=1.0)
         num_attributes = len(goal.attributes)
@@ -177,7 +177,8 @@ def _match_type(
     return TypeMatch(factor, query_match, category_match, title_score)
 
 
-def _num_attributes(product: Product, goal: Goal, version: str) -> int:
+def count_attributes(product: Product, goal: Goal, version: str) -> int:
+    """How many of the wanted attributes a product has: among its attributes, or in one of its texts."""
     texts = (product.title, product.bullet_points, product.description)
     return _count_attributes(goal.attributes, product.attributes, texts, version)
 
