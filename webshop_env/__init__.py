@@ -31,3 +31,4 @@ for _version in ("v0", "v1"):
         vector_entry_point="webshop_env.vector_env:WebShopVectorEnv",
         kwargs={"version": _version},
     )
+gymnasium.register(id="WebShopSite-v0", entry_point="webshop_env.site.browser_env:WebShopSiteEnv")

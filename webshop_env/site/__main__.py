@@ -45,10 +45,13 @@ def _serve(options: argparse.Namespace) -> int:
         from webshop_env.site.server import SiteServer
     except ModuleNotFoundError as error:
         raise ShopGymError(f"the site needs {error.name}: pip install 'shopgym[site]'") from None
+    from webshop_env.shop import check_whole
+
     if not 0 <= options.port < 65536:
         raise ShopGymError(f"--port must be in 0 to 65535, got {options.port}")
     if options.view is not None and not options.view.exists():
         raise ShopGymError(f"{options.view}: does not exist; name a run directory, a rollout or an episode file")
+    check_whole("--max-steps", options.max_steps, 1)
     app = create_app(
         SiteConfig(
             data_dir=options.data,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, abort, render_template, request
+from flask import Flask, Response, render_template, request
 from markupsafe import Markup, escape
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import Forbidden, HTTPException, RequestURITooLarge, SecurityError
 
 from webshop_env.shop import Shop, open_shop
 from webshop_env.site.catalogues import Catalogues
@@ -105,10 +105,10 @@ def exact(text: str) -> Markup:
 
 def _refuse_what_is_too_much() -> None:
     if len(request.query_string) > MAX_QUERY_BYTES:
-        abort(414)
+        raise RequestURITooLarge
     # Forms of other sites could not know a session's id, but could fill the store.
     if request.method == "POST" and request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-        abort(403)
+        raise Forbidden
 
 
 def _with_headers(response: Response) -> Response:
@@ -119,4 +119,6 @@ def _with_headers(response: Response) -> Response:
 
 
 def _error_page(error: HTTPException) -> tuple[str, int]:
+    if isinstance(error, SecurityError):  # under a name that is not trusted there are no addresses to link to
+        return "This site does not answer to that name.\n", 400
     return render_template("error.html", code=error.code, name=error.name, text=error.description), error.code or 500

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 640, 260
-SMALL_HEIGHT = 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 26
+SIZE, SMALL_SIZE = (820, 290), (460, 190)
+"""Width and height of the first chart and of the others."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,16 @@ class Chart:
     """A picture with axes."""
 
     title: str
+    width: int
     height: int
     series: tuple[Series, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
-    width: int = WIDTH
     left: int = _LEFT
-    right: int = WIDTH - _RIGHT
+
+    @property
+    def right(self) -> int:
+        return self.width - _RIGHT
 
     @property
     def bottom(self) -> int:
@@ -57,7 +60,7 @@ _MAIN = (
 _SMALL = (
     ("Score of rollouts", "rollout/task_score"),
     ("Episode length (steps)", "rollout/episode_length_steps"),
-    ("Malformed replies (share)", "rollout/format_invalid_frac"),
+    ("Malformed replies (share)", "rollout/invalid_format_frac"),
     ("KL to the reference (nats)", "actor/kl_to_reference_nats"),
     ("Entropy (nats)", "actor/entropy_nats"),
     ("Gradient norm", "actor/grad_norm"),
@@ -71,11 +74,11 @@ def charts(lines: _Lines) -> list[Chart]:
     if not lines:
         return []
     main = [(label, _points(lines, key), style) for label, key, style in _MAIN]
-    made = [_chart("Success over updates", main, HEIGHT, y_range=(0.0, 1.0), bands=_intervals(lines))]
+    made = [_chart("Success over updates", main, SIZE, y_range=(0.0, 1.0), bands=_intervals(lines))]
     for title, key in _SMALL:
         points = _points(lines, key)
         if points:
-            made.append(_chart(title, [(title, points, 1)], SMALL_HEIGHT))
+            made.append(_chart(title, [(title, points, 1)], SMALL_SIZE))
     return made
 
 
@@ -91,17 +94,18 @@ def _intervals(lines: _Lines) -> dict[float, tuple[float, float]]:
 def _chart(
     title: str,
     rows: list[tuple[str, list[tuple[float, float]], int]],
-    height: int,
+    size: tuple[int, int],
     *,
     y_range: tuple[float, float] | None = None,
     bands: Mapping[float, tuple[float, float]] | None = None,
 ) -> Chart:
+    width, height = size
     points = [point for _, row, _ in rows for point in row]
     first, last = min((x for x, _ in points), default=0.0), max((x for x, _ in points), default=1.0)
     y_low, y_high = y_range or _nice_range([y for _, y in points])
 
     def x_of(x: float) -> float:
-        return round(_LEFT + (x - first) / max(last - first, 1e-9) * (WIDTH - _LEFT - _RIGHT), 1)
+        return round(_LEFT + (x - first) / max(last - first, 1e-9) * (width - _LEFT - _RIGHT), 1)
 
     def y_of(y: float) -> float:
         share = (min(max(y, y_low), y_high) - y_low) / (y_high - y_low)
@@ -123,7 +127,7 @@ def _chart(
     )
     x_ticks = tuple((x_of(x), f"{x:g}") for x in _ticks(first, last, whole=True))
     y_ticks = tuple((y_of(y), _number(y)) for y in _ticks(y_low, y_high))
-    return Chart(title, height, series, x_ticks, y_ticks)
+    return Chart(title, width, height, series, x_ticks, y_ticks)
 
 
 def _nice_range(values: list[float]) -> tuple[float, float]:

@@ -9,7 +9,8 @@ import json
 import secrets
 from typing import Any
 
-from flask import Blueprint, Response, abort, current_app, redirect, render_template, request, url_for
+from flask import Blueprint, Response, current_app, redirect, render_template, request, url_for
+from werkzeug.exceptions import BadRequest, NotFound
 from werkzeug.wrappers import Response as AnyResponse
 
 from webshop_env.errors import ShopGymError
@@ -30,7 +31,7 @@ def _store() -> SessionStore:
 def _session(session_id: str) -> ShopSession:
     session = _store().find(session_id)
     if session is None:
-        abort(404, "There is no such shopping session, or it had to make room for others. Please start a new one.")
+        raise NotFound("There is no such shopping session, or it had to make room for others. Please start a new one.")
     return session
 
 
@@ -125,7 +126,7 @@ def _take(session: ShopSession) -> None:
         action = f"click[{clicks[int(text)]}]"
         session.last_click = int(text)
     else:
-        abort(400, "This page has no such control.")
+        raise BadRequest("This page has no such control.")
     step = session.recorder.step(action)
     if step.reason:
         session.notice = f"Nothing happened: {step.reason}."

@@ -172,7 +172,7 @@ def _sort(
     if page.kind == "results":
         shown.count = rest[0][1]
         starts = [i for i, (node, _) in enumerate(rest) if node.role == "product"]
-        for start, end in zip(starts, [*starts[1:], len(rest)], strict=True):
+        for start, end in zip(starts, [*starts, len(rest)][1:], strict=True):
             (node, link), *texts = rest[start:end]
             product = shop.products[node.text]
             title = texts[0][1] if len(texts) > 1 else None

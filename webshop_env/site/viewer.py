@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, abort, current_app, render_template, request, url_for
+from flask import Blueprint, current_app, render_template, request, url_for
+from werkzeug.exceptions import NotFound
 
 from webshop_env.errors import ShopGymError
 from webshop_env.pages import SEP
@@ -76,14 +77,16 @@ def viewer_pages(view: Path) -> Blueprint:
         try:
             return place, places.find(place)
         except ShopGymError as error:
-            abort(404, str(error))
+            raise NotFound(str(error)) from None
 
     def opened() -> tuple[str, RecordedFile]:
         place, path = find()
         try:
             return place, open_recorded(path)
-        except (ShopGymError, OSError) as error:
-            abort(404, str(error))
+        except ShopGymError as error:
+            raise NotFound(str(error).replace(str(path), place)) from None
+        except OSError as error:
+            raise NotFound(f"{place}: cannot be read: {error.strerror}") from None
 
     @pages.get("/")
     def sources() -> str:
@@ -190,12 +193,12 @@ def viewer_pages(view: Path) -> Blueprint:
     def text() -> str:
         place, path = find()
         if place not in places.look().texts:
-            abort(404, "There is no report of that name here.")
+            raise NotFound("There is no report of that name here.")
         try:
             with open(path, "rb") as file:
                 content = file.read(MAX_TEXT_BYTES)
         except OSError:
-            abort(404, "It cannot be read.")
+            raise NotFound("It cannot be read.") from None
         return render_template("text.html", source=place, content=content.decode("utf-8", "replace"))
 
     return pages
@@ -210,14 +213,14 @@ def _episode(file: RecordedFile, name: str) -> ShownEpisode:
     try:
         return file.episode(_whole(name, -1))
     except ShopGymError as error:
-        abort(404, str(error))
+        raise NotFound(str(error)) from None
 
 
 def _metrics(places: Places, place: str) -> list[dict[str, float]]:
     try:
         return read_metrics(places.find(f"{place}/metrics.jsonl"))
     except ShopGymError:
-        abort(404, "This is no run of training: it has no metrics.jsonl.")
+        raise NotFound("This is no run of training: it has no metrics.jsonl.") from None
 
 
 def _progress(metrics: list[dict[str, float]]) -> dict[str, Any]:
