@@ -34,7 +34,9 @@ def keep_rows(run: Run, update: int, batch: StepBatch) -> None:
 
 
 def write_rows(run: Run, batch: StepBatch, path: Path, config: AdvantageConfig | None = None) -> Path:
-    """Writes rows with their prompts and replies as text and, once they have advantages, the parts of each.
+    """Writes rows with their prompts and replies as text and, once they have advantages, the two parts of each.
+
+    Padding is left out, and so are parts that do not make up the advantage (other estimators, a KL in the reward).
 
     Args:
         run: Whose tokenizer and environment they are of.
@@ -42,13 +44,16 @@ def write_rows(run: Run, batch: StepBatch, path: Path, config: AdvantageConfig |
         path: A file that is replaced.
         config: How the batch's advantages were made; None leaves the parts out.
     """
+    batch = batch.select(np.flatnonzero(batch.row_weight > 0))
     extra: dict[str, Any] = {
         "prompt": run.tokenizer.batch_decode(list(batch.prompt_ids), skip_special_tokens=True),
         "reply": run.tokenizer.batch_decode(list(batch.reply_ids), skip_special_tokens=True),
     }
-    if config is not None and config.adv_estimator == "gigpo":
-        extra["episode_advantage"] = episode_advantages(batch, config)
-        extra["step_advantage"] = np.float32(config.step_advantage_w) * step_advantages(batch, config)
+    if config is not None and batch.advantage is not None:
+        episode = episode_advantages(batch, config)
+        step = np.float32(config.step_advantage_w) * step_advantages(batch, config)
+        if np.allclose(episode + step, batch.advantage, atol=1e-5):
+            extra |= {"episode_advantage": episode, "step_advantage": step}
     return save_batch(batch, path, extra=extra, world=world_record(run.settings.env, run.world))
 
 

@@ -11,8 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet
 import pytest
 
+from rollout.storage import load_batch
 from trainers import gigpo_fsdp
 from trainers.advantages import AdvantageConfig
 from trainers.checkpoint import load_weights
@@ -21,6 +24,7 @@ from trainers.ranks import start_ranks
 from trainers.run import open_learners
 from trainers.settings import resolve
 from trainers.worlds import make_manager, open_world
+from webshop_env import open_shop
 from webshop_env.errors import ShopGymError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,6 +274,16 @@ def test_an_update_without_any_advantage_is_skipped_and_said(policy, tmp_path, c
         assert tensor.equal(before[name]), name
     told = (run / "validations" / "update_000001.txt").read_text()
     assert "out of steps" in told and "-> search[" in told and "First prompt:\n    | task: " in told
+    for place in ("validations", "rollouts"):  # whole episodes, for the viewer
+        path = run / place / "update_000001.parquet"
+        table = pyarrow.parquet.read_table(path).to_pydict()
+        assert all("task: " in prompt for prompt in table["prompt"])
+        assert all(action in reply.lower() for action, reply in zip(table["action"], table["reply"], strict=True))
+        world = json.loads(pyarrow.parquet.read_schema(path).metadata[b"shopgym_step_batch"])["world"]
+        assert (world["env_id"], world["catalogue_hash"]) == ("WebShop-v1", open_shop().catalogue_hash)
+        assert len(load_batch(path)) == len(table["prompt"]) > 0
+    parts = [np.asarray(table[name]) for name in ("episode_advantage", "step_advantage", "advantage")]
+    assert np.abs(parts[0] + parts[1] - parts[2]).max() < 1e-5
 
 
 def test_two_processes_filter_groups_as_one_does(policy, tmp_path):

@@ -226,6 +226,8 @@ def test_what_was_done_after_an_update_is_set_aside(model, tokenizer, tmp_path):
     (tmp_path / "validations").mkdir()
     for number in (0, 2, 3):
         (tmp_path / "validations" / f"update_{number:06d}.json").write_text("old")
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "update_000003.parquet").write_text("old")
     for _ in range(2):  # the second time nothing is left to move
         set_later_aside(tmp_path, 2)
         assert find_checkpoint(tmp_path).name == "update_000002"
@@ -234,6 +236,7 @@ def test_what_was_done_after_an_update_is_set_aside(model, tokenizer, tmp_path):
     aside = tmp_path / "superseded"
     assert (aside / "checkpoints" / "update_000003" / "state.json").is_file()
     assert (aside / "validations" / "update_000003.json").read_text() == "old"
+    assert (aside / "rollouts" / "update_000003.parquet").is_file() and not any((tmp_path / "rollouts").iterdir())
     save(tmp_path, new_actor(model), tokenizer, 3)
     assert len(set_later_aside(tmp_path, 2)) == 1  # another branch takes the place of the first
 

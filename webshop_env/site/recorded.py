@@ -244,6 +244,7 @@ class Rollout(RecordedFile):
             raise ShopGymError(f"This rollout has no episode {number}.")
         wanted = [n for n in ("anchor", *self._OF_STEP, *self._MORE, *self._PARTS) if n in self._columns]
         rows = self._read(wanted, filters=[("episode_id", "==", number)])
+        rows = list({row["step_index"]: row for row in rows}.values())  # some estimates train on repeated rows
         rows.sort(key=lambda row: row["step_index"])
         return ShownEpisode(
             summary=summary,
@@ -278,7 +279,12 @@ class Rollout(RecordedFile):
         if "terminated" in self._columns:
             names.append("terminated")
         episodes: dict[int, dict[str, Any]] = {}
-        for row in self._read(names):
+        taken: set[tuple[int, int]] = set()
+        for row in self._read([*names, "step_index"]):
+            step = (row["episode_id"], row["step_index"])
+            if step in taken:
+                continue
+            taken.add(step)
             first = episodes.setdefault(row["episode_id"], {**row, "malformed": 0, "impossible": 0})
             first["malformed"] += not row["format_valid"]
             first["impossible"] += not row["action_possible"]
