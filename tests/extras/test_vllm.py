@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from rollout import (
     GenerationRequest,
     NoiseKey,
     SamplingParams,
+    StepBatch,
     StreamingPolicy,
     TrajectoryCollector,
 )
@@ -28,7 +30,12 @@ from rollout.constrained import SEARCH, ActionGrammar
 from rollout.engines.hf import HFEngine
 from rollout.engines.prompts import eos_ids
 from rollout.engines.vllm import VLLMConfig, VLLMEngine
+from rollout.types import ragged
+from trainers.actor import Actor, ActorConfig
+from trainers.lora import add_adapter
 from trainers.models import make_small_policy, save_policy, train_tokenizer
+from trainers.ranks import start_ranks
+from trainers.settings import ModelSettings
 from webshop_env.errors import ShopGymError
 
 require_extra("vllm", "vllm")
@@ -270,6 +277,35 @@ def test_it_sleeps_and_wakes_with_new_weights(engine) -> None:
     after = engine.generate(asked, PARAMS)
     assert [r.reply_ids.tolist() for r in after] == [r.reply_ids.tolist() for r in before]
     assert largest_gap(MODELS[0], asked, after) < CLOSE
+
+
+def test_adapters_reach_the_engine_merged(engine) -> None:
+    pytest.importorskip("peft")
+    policy = model_of(0).float().requires_grad_(True)
+    add_adapter(policy, ModelSettings(lora_rank=4), base="", seed=0)
+    actor = Actor(policy, start_ranks(), ActorConfig(), pad_id=0)
+    with torch.no_grad():
+        for _, parameter in actor.trained_weights():
+            parameter.add_(0.1)
+    engine.load_weights(actor.full_weights(engine.dtype), 1)
+    asked = requests(6)
+    replies = engine.generate(asked, PARAMS)
+    batch = rows(asked, replies)
+    theirs = np.concatenate(actor.log_probs(batch))
+    mine = np.concatenate([reply.log_probs for reply in replies])
+    assert np.abs(theirs - mine).max() < CLOSE
+    assert largest_gap(MODELS[0], asked, replies) > 0.5, "the adapter does something"
+
+
+def rows(asked: Sequence[GenerationRequest], replies: Sequence[Generation]) -> StepBatch:
+    """What scoring reads of a batch; everything else is 0."""
+    required = [field.name for field in dataclasses.fields(StepBatch) if field.default is dataclasses.MISSING]
+    columns = dict.fromkeys(required, np.zeros(len(asked))) | {
+        "prompt_ids": ragged([request.prompt_ids for request in asked]),
+        "reply_ids": ragged([reply.reply_ids for reply in replies]),
+        "admissible": ragged([request.admissible for request in asked]),
+    }
+    return StepBatch(**columns)
 
 
 class Shop:
