@@ -35,6 +35,17 @@ def test_environments(tmp_path: Path) -> None:
     assert len(result["workers"]["pss_bytes"]) == 2
 
 
+def test_scale(tmp_path: Path) -> None:
+    printed, result = run_benchmark(tmp_path, "bench_scale.py", "--small")
+    assert "| embedded | 1,000 | 5,802 |" in printed
+    (row,) = result["catalogues"]
+    assert row["num_episodes"] == 20 and row["num_steps"] > 60 and not row["has_tagger"], "its nouns are compiled in"
+    assert [row["num_envs"] for row in result["environments"]] == [1, 16]
+    short, long = result["histories"]
+    assert short["prompt_chars"] < long["prompt_chars"]
+    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_advantages(tmp_path: Path) -> None:
     arguments = ("--rows", "120", "300", "--groups", "1", "--repeats", "2")
     printed, result = run_benchmark(tmp_path, "bench_advantages.py", *arguments)
