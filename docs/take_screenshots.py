@@ -1,6 +1,7 @@
-"""Takes the pictures of shop, score page and viewer: `python docs/take_screenshots.py RUN`, RUN being a training run.
+"""Takes the pictures of shop, score page and viewer: `python docs/take_screenshots.py RUN [FOLDER]`.
 
-Needs the extras `site` and `browser`, and the system's Chromium. Writes docs/site_*.png anew.
+RUN is the directory of a training run. Needs the extras `site` and `browser`, and the system's Chromium. Writes
+docs/site_*.png anew; every page, on desk and phone, where another FOLDER is named.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from webshop_env.site.server import SiteServer
 DOCS = Path(__file__).resolve().parent
 GOAL = "3"
 QUERY = "pet friendly rug floral print"
+IN_DOCS = ("results", "score", "run", "episode", "compare", "phone_item")
+"""What the README shows."""
 
 
 def until(browser: Chrome, script: str, timeout_s: float = 60.0) -> None:
@@ -81,11 +84,11 @@ def main(run: Path, out: Path = DOCS) -> None:
                 )
 
                 def shoot(page: str, lead: str = name) -> None:
-                    browser.save_screenshot(str(out / f"site_{lead}{page}.png"))
+                    if out != DOCS or lead + page in IN_DOCS:
+                        browser.save_screenshot(str(out / f"site_{lead}{page}.png"))
 
                 shop(browser, server.url, shoot)
-                if not name or out != DOCS:
-                    viewer(browser, server.url, run, shoot)
+                viewer(browser, server.url, run, shoot)
         finally:
             browser.quit()
 

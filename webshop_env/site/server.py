@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import suppress
 from types import TracebackType
@@ -42,6 +43,7 @@ class SiteServer:
 
     def __init__(self, app: Flask, host: str = "127.0.0.1", port: int = 0) -> None:
         self.app = app
+        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # else it tells of every visitor who waits
         self._host = host
         try:
             self._server: Any = create_server(app, host=host, port=port, **_LIMITS)

@@ -174,6 +174,7 @@ def viewer_pages(view: Path) -> Blueprint:
         return render_template(
             "run.html",
             source=place,
+            root=places.root.name,
             found=found,
             charts=charts(metrics),
             **_progress(metrics),
