@@ -24,7 +24,7 @@ import torch
 from rollout.engines.prompts import PromptEncoder
 from rollout.engines.vllm_install import prepare_vllm
 from rollout.noise import seed_of
-from rollout.types import Generation, GenerationRequest, SamplingParams
+from rollout.types import Generation, GenerationRequest, NoiseKey, SamplingParams
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ CPU_CACHE_BYTES = 2**30
 """Keys and values that the CPU build keeps, unless VLLM_CPU_KVCACHE_SPACE (GiB) says otherwise."""
 STAGES = ("sleep", "wake_weights", "sync", "wake_cache")
 """What the engine does besides generating: gives memory back, takes it in two stages, copies weights."""
+
+_NOTHING = GenerationRequest(np.zeros(1, np.int32), NoiseKey(0, 0, 0, 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,7 +259,13 @@ class VLLMEngine:
             arguments["logits_processors"] = [mask_class(self.grammar)]
             arguments["async_scheduling"] = False  # a mask needs the token before it
         try:
-            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            if self._is_cpu:  # that build finds out at the first token whether it can run a model
+                one_token = self._sampling(_NOTHING, SamplingParams(max_tokens=1))
+                engine.add_request("0", {"prompt_token_ids": [0]}, one_token)
+                while engine.has_unfinished_requests():
+                    engine.step()
+            return engine
         except (ValueError, RuntimeError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             raise ShopGymError(

@@ -370,8 +370,8 @@ def test_twenty_updates_take_no_more_memory_than_two(engine) -> None:
     assert used[-1] - used[1] < 32 * 2**20, [round(size / 2**20) for size in used]
 
 
-def train(run: Path, *words: str, ranks: int = 1) -> list[dict[str, float]]:
-    """Lines of metrics of the training command."""
+def start(run: Path, *words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    """The training command, run to its end."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command = [
         *(launcher if ranks > 1 else [sys.executable]),
@@ -380,7 +380,12 @@ def train(run: Path, *words: str, ranks: int = 1) -> list[dict[str, float]]:
         *("trainer.test_freq=2", "trainer.val_before_train=false", "trainer.logger=[console]", *words),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
+
+
+def train(run: Path, *words: str, ranks: int = 1) -> list[dict[str, float]]:
+    """Lines of metrics of the training command."""
+    done = start(run, *words, ranks=ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -400,6 +405,18 @@ def test_the_training_command_learns_from_its_replies_on_one_process_and_on_two(
         same = {key: value for key, value in updates[1].items() if key.startswith(("rollout/", "actor/"))}
         shared = [line for line in train(tmp_path / "two", ranks=2) if "actor/loss" in line][1]
         assert {key: shared[key] for key in same} == pytest.approx(same, abs=1e-4)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="GPUs take any head")
+@pytest.mark.timeout(600)
+def test_a_model_that_the_build_cannot_run_is_refused_in_one_line_before_anything_is_written(tmp_path: Path) -> None:
+    narrow = make_small_policy(TOKENIZER, hidden=32, layers=1, heads=2)
+    save_policy(tmp_path / "narrow", config=narrow.config, state_dict=narrow.state_dict(), tokenizer=TOKENIZER, made={})
+    run = tmp_path / "run"
+    done = start(run, f"actor_rollout_ref.model.path={tmp_path / 'narrow'}", "data.max_response_length=80")
+    assert done.returncode == 2 and not run.exists()
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "vLLM does not start with" in line and "Unsupported CPU attention configuration: head_dim=16" in line
 
 
 @pytest.mark.timeout(600)
