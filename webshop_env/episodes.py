@@ -20,6 +20,8 @@ from webshop_env.text_env import WebShopTextEnv
 
 FORMAT = 1
 """Stands in every line under `shopgym_episode`; changes when lines of before can no longer be read."""
+MAX_NUMBER = 2**53
+"""Nothing that is counted or earned is larger; NaN is no number either."""
 NOT_RECORDED = frozenset({"shop", "data_dir", "filter_goals", "render_mode", "version"})
 """Settings that say how an environment was made, not what it is: the catalogue is known by its hash."""
 
@@ -256,6 +258,10 @@ def _checked(record: Any, types: Mapping[str, tuple[type, ...]], where: str) -> 
     for name, allowed in types.items():
         value = record.get(name)
         is_wrong = not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)
+        if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+            is_wrong = True
+        if name in ("seed", "goal_index") and isinstance(value, int) and value < 0:
+            is_wrong = True
         if is_wrong or (isinstance(value, list) and not all(isinstance(item, str) for item in value)):
             raise ShopGymError(f"{where}: {name} is missing or of the wrong kind; record the episode anew")
         values[name] = tuple(value) if isinstance(value, list) else value

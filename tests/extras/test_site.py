@@ -384,6 +384,28 @@ def test_a_hostile_catalogue_is_text(version, tmp_path):
         assert "{{7*7}}" in page and "%s{0}" in page, "text as it is, no template, no format"
 
 
+def test_half_a_character_is_shown_as_what_it_is(tmp_path):
+    row = {
+        "asin": "B000000001",
+        "name": "mug \ud83d",
+        "full_description": "\udc00 mug",
+        "small_description": ["\ud83d"],
+    }
+    row |= {"pricing": "$1.00", "images": ["x"], "category": "c", "query": "q", "product_category": "a › b"}
+    row |= {"customization_options": {"size": [{"value": "l\ud83d"}]}}
+    wish = {"attributes": ["a"], "instruction": "a mug \ud83d", "instruction_attributes": ["a"]}
+    folder = write_catalogue(tmp_path, [row], {"B000000001": wish})
+    visitor = Visitor(create_app(SiteConfig(data_dir=str(folder), record=tmp_path / "r")), 0)
+    for action in ("search[mug]", "click[b000000001]", "click[description]", "click[< prev]", "click[features]"):
+        assert "\ufffd" in visitor.act(action)
+    visitor.act("click[< prev]")
+    visitor.send(click=next(n for text, n in visitor.clicks.items() if "\ufffd" in text))
+    assert visitor.act("click[buy now]")
+    assert visitor.data["info"]["task_score"] == 1.0
+    episode = next(read_episodes(next((tmp_path / "r").iterdir())))
+    assert "\ud83d" in episode.steps[0].observation, "the record has it as it is"
+
+
 def test_a_hostile_query_is_text(app):
     visitor = Visitor(app, 3)
     page = visitor.send(query=EVIL)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -276,6 +277,47 @@ def test_damaged_and_foreign_files_are_said_to_be_so(tmp_path, batch):
         answer = client.get(f"/view/episodes?source={name}")
         assert answer.status_code == 404 and message in answer.text, name
         assert str(tmp_path) not in answer.text, "no place of the machine is told"
+
+
+def test_columns_of_other_kinds_are_said_to_be_so(tmp_path, batch):
+    table = pyarrow.parquet.read_table(save(batch, tmp_path / "whole.parquet"))
+    client = create_app(SiteConfig(view=tmp_path)).test_client()
+    for name in ("episode_id", "won", "task_score", "anchor", "step_index"):
+        place = table.schema.get_field_index(name)
+        for number, column in enumerate(([[1]] * len(table), [{"a": 1}] * len(table), [None] * len(table))):
+            changed = table.set_column(place, name, pyarrow.array(column))
+            pyarrow.parquet.write_table(changed, tmp_path / f"{name}{number}.parquet")
+            answer = client.get(f"/view/episodes?source={name}{number}.parquet")
+            assert answer.status_code == 404 and "no rollout" in answer.text, (name, number)
+
+
+def test_a_file_of_anything_breaks_no_page(tmp_path):
+    """Values of every kind in every place of an episode: shown or refused, never an error of the server."""
+    rng = random.Random(0)
+    script = Script(actions=("search[rug]", "click[next >]"), reset_options={"goal_index": 3})
+    whole = json.loads(record(script).to_line())
+    client = create_app(SiteConfig(view=tmp_path)).test_client()
+    (tmp_path / os.fsdecode(b"name\xff.jsonl")).write_text(json.dumps(whole))
+    assert client.get("/view/").status_code == 200
+    odd: list = [None, True, -1, 0, 10**400, -(10**20), 1e308, float("nan"), float("inf")]
+    odd += ["", EVIL, "\0", "\ud83d", [], [1], {}, {"goal_index": 10**30}, {"goal_id": []}, {"session": {}}]
+    odd += [{"goals": []}, {"num_products": "x"}, {"variant": {}}, {"split_by": []}, {"preseed": 10**30}]
+    odd += [{"max_steps": -1}, {"page_size": 0}, {"search": "pyserini"}]
+    statuses = set()
+    for number in range(150):
+        episode = json.loads(json.dumps(whole))
+        place = episode if rng.random() < 0.6 else rng.choice(episode["steps"])
+        name = rng.choice(list(place))
+        place[name] = rng.choice(odd)
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(json.dumps(episode) + "\n")
+        for page in ("episodes?", "episode?id=1&step=2&", "episode?id=1&step=99&", "compare?a=1&b=1&"):
+            answer = client.get(f"/view/{page}source={path.name}")
+            assert answer.status_code in (200, 404), (name, place[name], answer.text[-300:])
+            statuses.add(answer.status_code)
+            if answer.status_code == 200:
+                assert_only_own_markup(answer.text)
+    assert statuses == {200, 404}
 
 
 def test_a_rollout_without_extras_is_shown_with_what_it_has(tmp_path, batch):

@@ -6,6 +6,7 @@ string is made of it, and no script can stand in a page because the page may onl
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def create_app(config: SiteConfig | None = None) -> Flask:
     settings = {"show_attrs": config.show_attrs, "max_steps": config.max_steps, "split": config.split}
     log = EpisodeLog(config.record) if config.record else None
     app = Flask("webshop_env.site")
+    app.jinja_options = {"finalize": sendable}
     app.config.update(
         MAX_CONTENT_LENGTH=MAX_BODY_BYTES,
         MAX_FORM_MEMORY_SIZE=MAX_BODY_BYTES,
@@ -96,6 +98,16 @@ def create_app(config: SiteConfig | None = None) -> Flask:
     app.after_request(_with_headers)
     app.register_error_handler(HTTPException, _error_page)
     return app
+
+
+_HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
+
+
+def sendable(value: Any) -> Any:
+    """Halves of characters, which catalogues and policies may hold and UTF-8 may not, as the mark for such things."""
+    if isinstance(value, str) and not value.isascii() and _HALF_CHARACTERS.search(value):
+        return type(value)(_HALF_CHARACTERS.sub("\ufffd", value))
+    return value
 
 
 def exact(text: str) -> Markup:

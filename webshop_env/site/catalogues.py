@@ -40,7 +40,10 @@ class Catalogues:
         taken = {name: value for name, value in settings.items() if name in TAKEN_SETTINGS}
         for directory in self._directories:
             place = {} if directory is None else {"data_dir": directory}
-            env = WebShopTextEnv(version=env_id.removeprefix("WebShop-"), **taken, **place)
+            try:
+                env = WebShopTextEnv(version=env_id.removeprefix("WebShop-"), **taken, **place)
+            except TypeError:  # what the file says is no setting's value
+                raise ShopGymError("the file's settings are none of the shop's") from None
             if env.shop.catalogue_hash == catalogue_hash:
                 return env
         raise ShopGymError(f"the catalogue {catalogue_hash[:12]} is not here: start the site with --data")

@@ -97,7 +97,7 @@ class Places:
                 break
             for name in sorted(files):
                 path = here / name
-                if not name.startswith(".") and not path.is_symlink():
+                if not name.startswith(".") and not path.is_symlink() and _is_text(str(path)):
                     self._take(found, path)
         return found
 
@@ -111,6 +111,15 @@ class Places:
             found.playbacks.append(place)
         elif path.suffix == ".txt" and path.parent.name == "validations":
             found.texts.append(place)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can stand in an address."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _begins_an_episode(path: Path) -> bool:

@@ -229,6 +229,9 @@ class Rollout(RecordedFile):
         if missing:
             raise ShopGymError(f"This Parquet file is no rollout: it lacks the column {min(missing)}.")
         self._world = _world_in((schema.metadata or {}).get(b"shopgym_step_batch", b""))
+        wrong = [name for name, kind in _KINDS.items() if not _is_kind(schema.field(name).type, kind)]
+        if wrong:
+            raise ShopGymError(f"This Parquet file is no rollout: its column {wrong[0]} holds something else.")
         self._summaries = self._summarise()
 
     @property
@@ -312,7 +315,24 @@ class Rollout(RecordedFile):
             ).to_pylist()
         except self._errors:
             raise ShopGymError("This Parquet file is damaged.") from None
+        if any(row[name] is None for row in rows for name in columns if name in _KINDS):
+            raise ShopGymError("This Parquet file is no rollout: values are missing.")
         return rows
+
+
+_KINDS = {
+    **dict.fromkeys(("group_id", "episode_id", "goal_index", "episode_length", "step_index"), "int"),
+    **dict.fromkeys(("task_score", "episode_return", "reward"), "float"),
+    **dict.fromkeys(("won", "truncated", "format_valid", "action_possible"), "bool"),
+    "anchor": "string",
+}
+"""What the columns that every rollout has hold."""
+
+
+def _is_kind(arrow_type: Any, kind: str) -> bool:
+    """int64 and uint8 are both "int"; "double" is Arrow's other name of a float."""
+    name = str(arrow_type).replace("double", "float")
+    return kind in name.removeprefix("large_") and "<" not in name
 
 
 def _world_in(metadata: bytes) -> World:

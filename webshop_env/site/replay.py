@@ -32,7 +32,7 @@ def replay(episode: ShownEpisode, catalogues: Catalogues) -> Replay:
         env = catalogues.environment(world.env_id, world.settings, world.catalogue_hash)
         options = {name: value for name, value in episode.reset_options.items() if name in GOAL_OPTIONS}
         _, info = env.reset(seed=episode.seed, options=options)
-    except (ShopGymError, TypeError) as error:
+    except ShopGymError as error:
         return Replay((), None, "", str(error))
     pages, is_same = [env.page], True
     for step in episode.steps:

@@ -51,6 +51,7 @@ class SiteServer:
             reason = getattr(error, "strerror", None) or error
             raise ShopGymError(f"cannot listen on {host}:{port} ({reason}); name another --host or --port") from None
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     @property
     def url(self) -> str:
@@ -64,7 +65,10 @@ class SiteServer:
         self._server.run()
 
     def close(self) -> None:
-        """Stops, lets go of the address, and drops all sessions."""
+        """Stops, lets go of the address, and drops all sessions; a second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         with suppress(OSError):
             self._server.close()
         self._server.task_dispatcher.shutdown()
