@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,19 @@ def test_pruned_search_gives_the_recorded_rankings(reference_dir: Path, pruned: 
             assert index.search(record["query"]) == expected, record["query"][:200]
             num_equal += 1
     assert num_equal == 162
+
+
+def test_threads_and_searches_one_after_another_do_not_disturb_each_other(
+    pruned: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bm25, "_BLOCK_SIZE", 100)
+    rng = np.random.default_rng(5)
+    index = BM25Index.build(random_documents(rng, 1000), [f"B{number:04d}" for number in range(1000)])
+    queries = [" ".join(f"w{word}" for word in rng.integers(0, 60, size)) for size in rng.integers(1, 25, 200)]
+    alone = [index.search(query) for query in queries]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(index.search, queries)) == alone
+    assert [index.search(query) for query in reversed(queries)] == alone[::-1]
 
 
 def test_many_equal_documents_are_found_by_asin_when_pruned(pruned: None) -> None:

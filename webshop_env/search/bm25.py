@@ -9,6 +9,7 @@ In large catalogues only documents that can be among the best are scored. A post
 
 from __future__ import annotations
 
+import threading
 import zlib
 from bisect import bisect_left
 from collections import Counter
@@ -42,6 +43,8 @@ _DENSE_SHARE = 16
 """A term in more than one of so many documents has its impacts on all documents as a row of bytes."""
 _GROUP_SIZE = 256
 """So many documents share a place in the list of highest bounds, from which the threshold is taken."""
+_BLOCK_SIZE = 1 << 17
+"""So many documents get the impacts of all dense terms before the next ones do: as many as a core's cache holds."""
 _IMPACT_STEPS = 254
 """Impacts 0 to 1 are 1 to 255 in bytes; 0 says that the term is absent."""
 
@@ -103,6 +106,7 @@ class BM25Index:
         self._saturations, self._impacts = arrays["saturations"], arrays["impacts"]
         rows = arrays["dense_rows"].reshape(-1, max(self.num_docs, 1))
         self._dense_rows = dict(zip(arrays["dense_terms"].tolist(), rows, strict=True))
+        self._buffers = threading.local()
         self._num_tokens = num_tokens
         self.catalogue_hash = catalogue_hash
 
@@ -298,18 +302,31 @@ class BM25Index:
         room = (256**num_bytes - 1) // 255 - len(weights)  # every weight is rounded up
         scale = room / sum(map(float, weights.values()))
         num_groups = -(-self.num_docs // _GROUP_SIZE)
-        bounds = np.zeros(_GROUP_SIZE * num_groups, dtype=dtype)
-        product = np.empty(self.num_docs, dtype=dtype)
-        for term_id, weight in weights.items():
-            factor = dtype.type(np.ceil(float(weight) * scale))
-            row = self._dense_rows.get(term_id)
-            if row is not None:
-                np.multiply(row, factor, out=product, dtype=dtype)
-                bounds[: self.num_docs] += product
-            else:
+        bounds = self._buffer(_GROUP_SIZE * num_groups, dtype)
+        bounds.fill(0)
+        factors = {term_id: dtype.type(np.ceil(float(weight) * scale)) for term_id, weight in weights.items()}
+        dense = [
+            (self._dense_rows[term_id], factor) for term_id, factor in factors.items() if term_id in self._dense_rows
+        ]
+        product = np.empty(_BLOCK_SIZE, dtype=dtype)
+        for first in range(0, self.num_docs if dense else 0, _BLOCK_SIZE):
+            block = bounds[first : min(first + _BLOCK_SIZE, self.num_docs)]
+            for row, factor in dense:
+                np.multiply(row[first : first + _BLOCK_SIZE], factor, out=product[: len(block)], dtype=dtype)
+                block += product[: len(block)]
+        for term_id, factor in factors.items():
+            if term_id not in self._dense_rows:
                 docs, codes = self._postings(term_id)
                 np.add.at(bounds, docs, (self._impacts * factor)[codes])
         return bounds.reshape(_GROUP_SIZE, num_groups), scale * _IMPACT_STEPS
+
+    def _buffer(self, size: int, dtype: np.dtype) -> np.ndarray:
+        """Memory that the next search of this thread uses again: to ask for it anew takes longer than to fill it."""
+        buffer = getattr(self._buffers, dtype.name, None)
+        if buffer is None:
+            buffer = np.empty(size, dtype=dtype)
+            setattr(self._buffers, dtype.name, buffer)
+        return buffer
 
     def save(self, path: str | Path) -> None:
         """Write the index to one file, whole or not at all: readers never see half of it."""
