@@ -8,12 +8,14 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flask import Flask
-from selenium.webdriver import Chrome
 
 from webshop_env.pages import SEP
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 
 class Visitor:

@@ -1,6 +1,6 @@
 """The site without a browser: what it serves, what it refuses, what it keeps."""
 
-# ruff: noqa: E402  (what needs the extras comes after asking for them)
+# ruff: noqa: E402  (what needs the extra comes after asking for it)
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import pytest
 from extra import require_extra
 
 require_extra("site", "flask", "waitress", "pyarrow")
-require_extra("browser", "selenium")
 
 from site_visitor import Visitor, write_catalogue
 

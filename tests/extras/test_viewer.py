@@ -1,6 +1,6 @@
 """The viewer without a browser: it shows what was recorded, and nothing that lies elsewhere."""
 
-# ruff: noqa: E402  (what needs the extras comes after asking for them)
+# ruff: noqa: E402  (what needs the extra comes after asking for it)
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 from extra import require_extra
 
 require_extra("site", "flask", "waitress", "pyarrow")
-require_extra("browser", "selenium")
 
 import pyarrow
 import pyarrow.parquet

@@ -1,7 +1,7 @@
 """WebShopSite-v0: the shop as an agent meets it in a real Chromium, with the text environment's actions and texts.
 
 Searches are typed, controls are clicked; what is seen is read from the page that the browser shows. Slow beside the
-text environment (tens of milliseconds a step), and there to show that the two are one shop.
+text environment (about a tenth of a second a step), and there to show that the two are one shop.
 """
 
 from __future__ import annotations
