@@ -27,7 +27,7 @@ from env_manager import EnvConfig, EnvManager
 from rollout import CollectorConfig, SamplingParams, TrajectoryCollector
 from rollout.types import StepBatch
 from trainers.advantages import ESTIMATORS, AdvantageConfig, similar_pages, with_advantages
-from trainers.worlds import fixed_goals
+from trainers.goals import fixed_goals
 from webshop_env.errors import ShopGymError
 from webshop_env.shop import open_shop
 

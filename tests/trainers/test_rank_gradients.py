@@ -48,7 +48,7 @@ def test_gradients_do_not_depend_on_the_number_of_ranks(tmp_path):
         capture_output=True,
         text=True,
         timeout=200,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
