@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
@@ -53,6 +54,41 @@ def phone(browser: Chrome):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     yield browser
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+FAULTS = """
+const bright = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => { x /= 255;
+  return x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; });
+  return 0.2126*v[0] + 0.7152*v[1] + 0.0722*v[2]; };
+const back = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+  if (!/, 0\\)$/.test(c) && c !== 'transparent') return c; } return 'rgb(255, 255, 255)'; };
+const bad = [];
+for (const e of document.querySelectorAll('input:not([type=hidden]), select')) {
+  if (!e.labels.length && !e.getAttribute('aria-label')) bad.push('no label: ' + e.name); }
+for (const e of document.querySelectorAll('button')) if (!e.textContent.trim()) bad.push('no name: ' + e.outerHTML);
+const headings = document.querySelectorAll('h1:not(.person h1)').length;
+if (headings !== 1) bad.push('headings: ' + headings);
+if (!document.documentElement.lang || !document.title) bad.push('no language or title');
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) { const e = walker.currentNode.parentElement;
+  if (!walker.currentNode.data.trim() || !e.offsetParent || e.closest('svg')) continue;
+  const a = bright(getComputedStyle(e).color), b = bright(back(e));
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < 4.5) bad.push(ratio.toFixed(2) + ' ' + walker.currentNode.data.trim()); }
+return bad;
+"""
+"""What a page lacks for those who see little or nothing: names, a heading, a contrast of 4.5 to 1 (WCAG AA)."""
+
+
+def in_both_schemes(browser: Chrome, check: Callable[[], None]) -> None:
+    """Does it with a light and with a dark screen."""
+    try:
+        for scheme in ("light", "dark"):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            check()
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def complaints(browser: Chrome) -> list[str]:
@@ -121,42 +157,30 @@ def test_a_purchase_with_the_keyboard_alone(browser, shop_server):
     assert browser.find_element("css selector", "h1").text == "Just what was wanted"
 
 
-def test_every_control_has_a_name_and_a_contrast(browser, shop_server):
-    """Names of fields and buttons, one heading of the first order, text against its background at least 4.5 to 1."""
-    begin(browser, shop_server)
-    check = """
-    const bright = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => { x /= 255;
-      return x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; });
-      return 0.2126*v[0] + 0.7152*v[1] + 0.0722*v[2]; };
-    const back = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-      if (!/, 0\\)$/.test(c) && c !== 'transparent') return c; } return 'rgb(255, 255, 255)'; };
-    const bad = [];
-    for (const e of document.querySelectorAll('input:not([type=hidden]), select')) {
-      if (!e.labels.length && !e.getAttribute('aria-label')) bad.push('no label: ' + e.name); }
-    for (const e of document.querySelectorAll('button')) if (!e.textContent.trim()) bad.push('no name: ' + e.outerHTML);
-    if (document.querySelectorAll('h1').length !== 1) bad.push('headings: ' + document.querySelectorAll('h1').length);
-    if (!document.documentElement.lang || !document.title) bad.push('no language or title');
-    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    while (walker.nextNode()) { const e = walker.currentNode.parentElement;
-      if (!walker.currentNode.data.trim() || !e.offsetParent || e.closest('svg')) continue;
-      const a = bright(getComputedStyle(e).color), b = bright(back(e));
-      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      if (ratio < 4.5) bad.push(ratio.toFixed(2) + ' ' + walker.currentNode.data.trim()); }
-    return bad;
-    """
-    try:
-        for scheme in ("light", "dark"):
-            features = [{"name": "prefers-color-scheme", "value": scheme}]
-            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-            begin(browser, shop_server)
-            assert browser.execute_script(check) == [], scheme
-            search(browser, "pet friendly rug floral print")
-            assert browser.execute_script(check) == [], scheme
-            for text in BUY:
-                click(browser, text)
-                assert browser.execute_script(check) == [], (scheme, text)
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+def test_every_page_of_the_shop_has_names_and_contrast(browser, shop_server):
+    def check() -> None:
+        begin(browser, shop_server)
+        assert browser.execute_script(FAULTS) == []
+        search(browser, "pet friendly rug floral print")
+        assert browser.execute_script(FAULTS) == []
+        for text in BUY:
+            click(browser, text)
+            assert browser.execute_script(FAULTS) == [], text
+
+    in_both_schemes(browser, check)
+
+
+def test_every_page_of_the_viewer_has_names_and_contrast(browser, run_dir):  # noqa: F811
+    pages = [f"{name}?source={ROLLOUT}&id={i}&a=0&b=1&step={step}" for name in ("episodes", "episode", "compare")
+             for i, step in ((0, 1), (1, 3), (2, 9))]  # fmt: skip
+    with SiteServer(create_app(SiteConfig(view=run_dir))) as server:
+
+        def check() -> None:
+            for page in ("", "run?source=tiny", "text?source=tiny/validations/update_000003.txt", *pages):
+                browser.get(f"{server.url}view/{page}")
+                assert browser.execute_script(FAULTS) == [], page
+
+        in_both_schemes(browser, check)
 
 
 def test_a_phone_sized_window_needs_no_sideways_scrolling(phone, shop_server):

@@ -145,6 +145,20 @@ def test_the_list_is_filtered(client, batch):
         assert client.get("/view/episodes", query_string={"source": ROLLOUT, "min_score": odd}).status_code == 200
 
 
+def test_a_long_list_has_pages_that_keep_the_filters_and_nothing_else(tmp_path):
+    episode = record(Script(actions=("search[rug]",)))
+    write_episodes(tmp_path / "e.jsonl", [episode] * 120)
+    client = create_app(SiteConfig(view=tmp_path)).test_client()
+    odd = "&_external=1&_scheme=javascript&_anchor=x&endpoint=y&values=z&page_size=1"
+    page = client.get("/view/episodes?source=e.jsonl&won=no&goal=a&page=2" + odd).text
+    assert rows(page) == list(range(51, 101))
+    links = re.findall(r'<a class="button" href="([^"]*)">(\w+)</a>', page)
+    expected = "/view/episodes?source=e.jsonl&amp;won=no&amp;goal=a&amp;page="
+    assert links == [(f"{expected}1", "Previous"), (f"{expected}3", "Next")]
+    assert rows(client.get(links[1][0].replace("&amp;", "&")).text) == list(range(101, 121))
+    assert rows(client.get("/view/episodes?source=e.jsonl&page=99").text) == list(range(101, 121))
+
+
 def test_an_episode_is_shown_step_by_step(client, batch):
     number = int(batch.episode_id[0])
     mine = np.flatnonzero(batch.episode_id == number)

@@ -5,7 +5,7 @@ Everything is read from the files anew or from a small cache that knows when the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def viewer_pages(view: Path) -> Blueprint:
             mean_score=sum(s.score for s in summaries) / len(summaries) if summaries else 0.0,
             page=min(number, last),
             last=last,
-            address=lambda page: url_for("viewer.episodes", **{**request.args.to_dict(), "page": page}),
+            address=_address_of_page,
         )
 
     @pages.get("/episode")
@@ -203,6 +203,13 @@ def viewer_pages(view: Path) -> Blueprint:
         return render_template("text.html", source=place, content=content.decode("utf-8", "replace"))
 
     return pages
+
+
+def _address_of_page(number: int) -> str:
+    """The list as it is filtered now, at another page; only names that the list knows come along."""
+    known = ("source", "order", *(field.name for field in fields(Filters)))
+    kept = {name: request.args[name] for name in known if name in request.args}
+    return url_for("viewer.episodes", **kept, page=number)
 
 
 def _catalogues() -> Catalogues:
