@@ -124,7 +124,7 @@ def measure_engine(directory: Path, size: Size) -> dict[str, Any]:
     """Speed, cycles of sleep and new weights, and the gap to the trainer's log-probs."""
     ranks = start_ranks()
     try:
-        model = load_model(str(directory)).requires_grad_(False)
+        model = load_model(str(directory))
         began = perf_counter()
         engine = VLLMEngine(
             str(directory),
@@ -194,7 +194,7 @@ def weight_cycles(actor: ShardedPolicy, engine: VLLMEngine, size: Size) -> Itera
         engine.sleep()
         asleep = memory_in_use(engine.device)
         with torch.no_grad():
-            for _, parameter in actor.named_weights():
+            for _, parameter in actor.trained_weights():
                 parameter.mul_(1.0 + 2.0**-6)  # more than bfloat16 rounds away
         engine.load_weights(actor.full_weights(engine.dtype), cycle + 1)
         awake = memory_in_use(engine.device)

@@ -115,6 +115,7 @@ class VLLMEngine:
         self._ready: list[tuple[int, Generation]] = []
         """Finished, but not yet handed over."""
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._has_own_group = not torch.distributed.is_initialized()
         self._engine = self._start(model_path)
         self.sleep()
 
@@ -224,9 +225,12 @@ class VLLMEngine:
         return spent
 
     def close(self) -> None:
-        """Ends vLLM and frees what it holds."""
-        self._end_requests()
-        self._engine.engine_core.shutdown()
+        """Ends vLLM; a process group that was there before it stays."""
+        self.sleep()
+        if self._has_own_group:
+            self._engine.engine_core.shutdown()
+        else:
+            self._engine.model_executor.shutdown()
 
     def _start(self, model_path: str) -> Any:
         from vllm import EngineArgs, LLMEngine
@@ -260,6 +264,8 @@ class VLLMEngine:
             arguments["async_scheduling"] = False  # a mask needs the token before it
         try:
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            if not self._has_own_group:
+                _keep_process_group(engine)
             if self._is_cpu:  # that build finds out at the first token whether it can run a model
                 one_token = self._sampling(_NOTHING, SamplingParams(max_tokens=1))
                 engine.add_request("0", {"prompt_token_ids": [0]}, one_token)
@@ -360,6 +366,13 @@ class VLLMEngine:
         yield
         _synchronize()
         self._seconds[stage] += perf_counter() - began
+
+
+def _keep_process_group(engine: Any) -> None:
+    """Newer versions destroy every group of the process when the engine is collected, the trainer's among them."""
+    finalizer = getattr(engine.engine_core, "_finalizer", None)
+    if finalizer is not None:
+        finalizer.detach()
 
 
 def _empty_cache() -> None:
