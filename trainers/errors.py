@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from webshop_env.errors import ShopGymError
 
 
@@ -16,3 +20,34 @@ class TrainingError(Exception):
         """`on_every_rank` says whether all ranks end with this line, so that the first one alone need tell it."""
         super().__init__(message)
         self.on_every_rank = on_every_rank
+
+
+@contextmanager
+def faults_told(place: str, advice: str) -> Iterator[None]:
+    """Tells what the machine causes in the block in one line, for commands that have neither phases nor checkpoints.
+
+    Args:
+        place: Whose memory it may be.
+        advice: What makes the command take less of it.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if is_out_of_memory(error):
+            what = f"{place} is out of memory: {advice}"
+        elif is_disk_full(error):
+            what = f"the disk is full ({error}): make room"
+        else:
+            raise
+        raise TrainingError(what, on_every_rank=False) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, NumPy or torch could not get memory, on the CPU or a GPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in ("out of memory", "allocate memory"))
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a device or a quota has no room left, or a file may not grow."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -35,10 +35,10 @@ from rollout.engines.openai import OpenAIEngine
 from rollout.engines.prompts import PromptEncoder
 from rollout.types import Policy, SamplingParams, StepBatch
 from trainers.command import settings_of
+from trainers.errors import faults_told
 from trainers.estimates import Estimate, cluster_estimate, mean_estimate, paired_share_estimate, share_estimate
 from trainers.files import require_writable, write_atomically
-from trainers.goal_files import load_goals
-from trainers.goals import fixed_goals, validation_source
+from trainers.goals import goals_to_play
 from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
 from trainers.ranks import Ranks, joined_ranks
 from trainers.rollouts import collect_over_ranks
@@ -349,10 +349,7 @@ class EvaluationSettings:
 def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None = None) -> Evaluation:
     """Evaluates one policy over the ranks; a baseline on other goals is refused before that."""
     world = open_world(settings.env)
-    goals, split = fixed_goals(world, settings.split, settings.goals), settings.split
-    if settings.data.val_files is not None:
-        goals = np.sort(load_goals(settings.data.val_files, world, settings.env, key="data.val_files"))
-        split = validation_source(settings.env, settings.data)
+    goals, split = goals_to_play(world, settings.env, settings.data, split=settings.split, num=settings.goals)
     goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if baseline is not None:
         require_same_goals(baseline, goal_list=goal_list, goal_index=goals.tolist())
@@ -429,7 +426,7 @@ def main(arguments: list[str]) -> None:
         if Path(settings.out).suffix == ".parquet":
             raise SettingsError(f"out: {settings.out} is for JSON, name it .json; results of each goal come beside it")
         require_writable(Path(settings.out).parent, setting="out")
-    with joined_ranks(settings.device) as ranks:
+    with faults_told("the machine", _less_memory(settings)), joined_ranks(settings.device) as ranks:
         evaluation = run(settings, ranks, baseline)
     if ranks.is_first:
         for note in notes:
@@ -442,6 +439,14 @@ def main(arguments: list[str]) -> None:
             print(f"results: {settings.out}, per goal: {results}")
         if baseline is not None:
             print("\n".join(_comparison(baseline, evaluation)))
+
+
+def _less_memory(settings: EvaluationSettings) -> str:
+    data = settings.data
+    return (
+        f"lower num_envs ({settings.num_envs}), data.max_prompt_length ({data.max_prompt_length}) or "
+        f"data.max_response_length ({data.max_response_length})"
+    )
 
 
 def compare(paths: Sequence[str]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainers.actor import NotFinite
 from trainers.checkpoint import find_checkpoint
-from trainers.errors import TrainingError
+from trainers.errors import TrainingError, is_disk_full, is_out_of_memory
 from trainers.ranks import Ranks
 from trainers.settings import Settings, flatten
 
@@ -68,17 +67,6 @@ def told_in_one_line(settings: Settings, ranks: Ranks, run: Run | None = None) -
         else:
             raise
         raise TrainingError(f"in the phase {phase} {what}. {_go_on(run)}", on_every_rank=False) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, NumPy or torch could not get memory, on the CPU or a GPU."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in ("out of memory", "allocate memory"))
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether a device or a quota has no room left, or a file may not grow."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def memory_advice(settings: Settings, phase: str) -> str:

@@ -42,21 +42,42 @@ def training_goals(world: World, settings: Settings) -> GoalOrder:
     return GoalOrder(goals, settings.data.train_batch_size, seed=settings.trainer.seed, source=source)
 
 
-def validation_goals(world: World, env: EnvSettings, data: DataSettings) -> np.ndarray:
+def validation_goals(world: World, settings: Settings) -> np.ndarray:
     """int32, rising: the goals that every validation plays, all of the goal list or a fixed choice of the split.
 
     Raises:
-        SettingsError: The goal list does not fit this world or is shorter than `val_batch_size`; the split is empty.
+        SettingsError: The goal list does not fit this world; the split is empty; either has fewer goals than
+            `val_batch_size` (of the split only where there are validations).
     """
-    if data.val_files is None:
-        return fixed_goals(world, validation_split(env), data.val_batch_size)
-    goals = np.sort(load_goals(data.val_files, world, env, key="data.val_files"))
-    if len(goals) < data.val_batch_size:
+    env, data, trainer = settings.env, settings.data, settings.trainer
+    goals, source = goals_to_play(world, env, data, split=validation_split(env), num=data.val_batch_size)
+    validates = trainer.val_before_train or trainer.test_freq > 0
+    if len(goals) < data.val_batch_size and (validates or data.val_files is not None):
         raise SettingsError(
-            f"data.val_batch_size={data.val_batch_size} is more than the {len(goals)} goals of {data.val_files}; "
-            "lower it"
+            f"data.val_batch_size={data.val_batch_size} is more than the {len(goals)} goals of "
+            f"{data.val_files or f'the {source} split'}; lower it"
         )
     return goals
+
+
+def goals_to_play(
+    world: World, env: EnvSettings, data: DataSettings, *, split: str, num: int
+) -> tuple[np.ndarray, str]:
+    """The goals that a policy is measured on, int32, rising, and the name of the split or file that they come from.
+
+    Args:
+        world: What they are goals of.
+        env: Settings that opened it.
+        data: Names a goal list (`val_files`), which is then played whole, or none.
+        split: Where they come from without a list.
+        num: How many of it, a fixed choice.
+
+    Raises:
+        SettingsError: The goal list does not fit this world, or the split is empty.
+    """
+    if data.val_files is None:
+        return fixed_goals(world, split, num), split
+    return np.sort(load_goals(data.val_files, world, env, key="data.val_files")), Path(data.val_files).name
 
 
 def validation_split(env: EnvSettings) -> str:

@@ -73,7 +73,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     model_path = settings.actor_rollout_ref.model.path
     world = open_world(settings.env)
     goals = training_goals(world, settings)
-    fixed = validation_goals(world, settings.env, settings.data)
+    fixed = validation_goals(world, settings)
     tokenizer = load_tokenizer(model_path)
     grammar = None
     if settings.actor_rollout_ref.rollout.constrained:

@@ -36,9 +36,10 @@ from rollout.engines.hf import HFEngine
 from rollout.types import SamplingParams
 from trainers.command import settings_of
 from trainers.demonstrations import Demonstrations, demonstrate, encode, is_recorded, make_source, recorded
+from trainers.errors import TrainingError, faults_told
 from trainers.evaluation import Evaluation, evaluate, goal_list_of, setup_of
 from trainers.files import atomic_directory, require_writable
-from trainers.goals import fixed_goals, train_goals
+from trainers.goals import goals_to_play, train_goals
 from trainers.models import (
     PROVENANCE,
     load_model,
@@ -53,6 +54,9 @@ from trainers.ranks import start_ranks, stop_ranks
 from trainers.scoring import Collator, Pairs, TokenScorer, least_fill, micro_batches, require_plain_logits
 from trainers.settings import DataSettings, EnvSettings, SettingsError, flatten, group, setting
 from trainers.worlds import make_grammar, make_manager, open_world, require_positions
+
+MAX_NAN_STEPS = 5
+"""Optimizer steps in a row with a loss or gradient that is not finite, after which imitation stops."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -101,7 +105,9 @@ class SftSettings:
     heads: int = setting(6, "its attention heads", at_least=1)
     intermediate: int | None = setting(None, "width of its MLP; null is 8/3 of hidden", at_least=16)
     max_positions: int = setting(1024, "longest prompt and reply that it can take, tokens", at_least=32)
-    eval_goals: int = setting(300, "eval goals played at the end; 0 plays none", at_least=0)
+    eval_goals: int = setting(
+        300, "eval goals played at the end, or the whole list of data.val_files; 0 plays none", at_least=0
+    )
     eval_temperature: float = setting(0.4, "sampling temperature of that", at_least=0)
     num_envs: int = setting(128, "episodes played at once", at_least=1)
     seed: int = setting(0, "seed of goals, noise, weights and order", at_least=0)
@@ -120,8 +126,13 @@ def imitate(
 ) -> dict[str, float]:
     """Teaches the model the replies, by cross-entropy on their tokens.
 
+    Steps whose loss or gradient is not finite are left out.
+
     Returns:
-        Loss of the last tenth of the steps, tokens a second, and counts.
+        Loss of the last tenth of the steps, seconds, and counts.
+
+    Raises:
+        TrainingError: Too many steps in a row had to be left out, or what comes out is no policy.
     """
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper of Module.to lost its signature
     scorer = TokenScorer(model.requires_grad_(True).train(), temperature=1.0)
@@ -133,7 +144,7 @@ def imitate(
     lengths = rows.lengths
     num_steps = max(1, math.ceil(settings.epochs * math.ceil(len(rows) / settings.batch_rows)))
     losses: list[torch.Tensor] = []
-    began, num_tokens, step = time.perf_counter(), 0, 0
+    began, num_tokens, step, num_nan_steps = time.perf_counter(), 0, 0, 0
     while step < num_steps:
         order = rng.permutation(len(rows))
         for start in range(0, len(order), settings.batch_rows):
@@ -157,19 +168,33 @@ def imitate(
                 share = -log_probs.sum() / num_reply_tokens
                 share.backward()
                 loss += share.detach()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
-            optimizer.step()
-            losses.append(loss)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
             num_tokens += int(lengths[chosen].sum())
             step += 1
+            if not (loss + norm).isfinite():
+                num_nan_steps += 1
+                if num_nan_steps == MAX_NAN_STEPS or step == num_steps:
+                    raise _spoilt(f"the last {num_nan_steps} optimizer steps had losses or gradients", settings)
+                continue
+            optimizer.step()
+            num_nan_steps = 0
+            losses.append(loss)
             if step % max(1, num_steps // 20) == 0:
                 recent = float(torch.stack(losses[-max(1, num_steps // 20) :]).mean())
                 rate = num_tokens / (time.perf_counter() - began)
                 print(f"step {step}/{num_steps}  loss {recent:.4f}  {rate:,.0f} tokens/s", flush=True)
     model.requires_grad_(False).eval()
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise _spoilt("the model ended with weights", settings)
     last = torch.stack(losses[-max(1, num_steps // 10) :]).mean()
     seconds = round(time.perf_counter() - began, 1)
     return {"loss": round(float(last), 5), "optimizer_steps": num_steps, "seconds": seconds}
+
+
+def _spoilt(what: str, settings: SftSettings) -> TrainingError:
+    return TrainingError(
+        f"{what} that are not finite; nothing was written. Start again with a lower lr ({settings.lr:g}), say"
+    )
 
 
 def learning_rate_share(step: int, num_steps: int, warmup_frac: float) -> float:
@@ -189,6 +214,8 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     require_writable(out, setting="out")
     if out.is_dir() and any(out.iterdir()):
         raise SettingsError(f"out: {out} is not empty; name another directory, or delete it")
+    if (num_ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise SettingsError(f"imitation runs in one process, not on {num_ranks} ranks: start it with plain python")
     ranks = start_ranks(settings.device)
     device = ranks.device
     world = open_world(settings.env)
@@ -297,7 +324,7 @@ def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrai
 
 
 def _evaluate(settings: SftSettings, engine: HFEngine, world: World, ranks: Any, num_envs: int) -> Evaluation:
-    goals = fixed_goals(world, "eval", settings.eval_goals)
+    goals, source = goals_to_play(world, settings.env, settings.data, split="eval", num=settings.eval_goals)
     manager = make_manager(settings.env, settings.data, min(num_envs, len(goals)), count_tokens=engine.count_tokens)
     return evaluate(
         TrajectoryCollector(manager, CollectorConfig(constrained=True)),
@@ -308,7 +335,7 @@ def _evaluate(settings: SftSettings, engine: HFEngine, world: World, ranks: Any,
         seed=settings.seed,
         world=world,
         goal_list=goal_list_of(settings.env, world.catalogue_hash),
-        split="eval",
+        split=source,
         setup=setup_of(settings.env, settings.data, constrained=True),
         name=str(settings.out),
     )
@@ -327,8 +354,13 @@ def main(arguments: list[str]) -> None:
         print(f"going on from {settings.init} ({json.dumps(earlier.get('figures', {}))})")
     # Where the directory was on the machine that made it is nobody's business.
     words = ["out=DIR" if word.startswith("out=") else word for word in arguments]
+    less_memory = (
+        f"lower micro_batch_tokens ({settings.micro_batch_tokens}), num_envs ({settings.num_envs}) or the size of the "
+        "model"
+    )
     try:
-        run(settings, " ".join(["python", "trainers/sft.py", *words]))
+        with faults_told("the machine", less_memory):
+            run(settings, " ".join(["python", "trainers/sft.py", *words]))
     finally:
         stop_ranks()
 

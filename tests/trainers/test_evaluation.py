@@ -6,11 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from endpoint import serving
 from pyarrow import parquet
 
 from trainers import evaluation as command
+from trainers.errors import TrainingError
 from trainers.evaluation import (
     Evaluation,
     GoalList,
@@ -197,3 +199,10 @@ def test_evaluations_of_other_goals_are_not_compared_by_the_command(tmp_path):
         save_evaluation(evaluation([True], goal_list=GoalList(**(GOALS | {"catalogue_hash": catalogue}))), path)
     with pytest.raises(SettingsError, match="differ in their catalogue hash, c and d"):
         command.main(["compare", *map(str, paths)])
+
+
+def test_no_memory_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "run", lambda *_: np.empty(10**15))
+    with pytest.raises(TrainingError, match=r"the machine is out of memory: lower num_envs \(128\)"):
+        command.main([f"out={tmp_path / 'out.json'}", "device=cpu"])
+    assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ from trainers.goals import (
     fixed_goals,
     goal_notes,
     goals_hash,
+    goals_to_play,
     training_goals,
     validation_goals,
     validation_source,
@@ -85,8 +86,8 @@ def test_a_goal_list_takes_the_place_of_a_split_and_is_played_by_the_same_order(
 def test_a_list_of_validation_goals_is_that_of_the_split_and_is_played_whole(shop, lists):
     plain = resolve(["data.val_batch_size=30"])[0]
     listed = resolve([f"data.val_files={lists / 'test.parquet'}", "data.val_batch_size=10"])[0]
-    expected = validation_goals(shop, plain.env, plain.data)
-    assert validation_goals(shop, listed.env, listed.data).tolist() == expected.tolist()
+    expected = validation_goals(shop, plain)
+    assert validation_goals(shop, listed).tolist() == expected.tolist()
     assert (validation_source(plain.env, plain.data), validation_source(listed.env, listed.data)) == (
         "eval",
         "test.parquet",
@@ -105,7 +106,25 @@ def test_a_list_shorter_than_the_batch_is_refused(shop, lists, word, message):
     settings = resolve([*words, "data.val_batch_size=30", word])[0]
     with pytest.raises(SettingsError, match=message):
         training_goals(shop, settings)
-        validation_goals(shop, settings.env, settings.data)
+        validation_goals(shop, settings)
+
+
+def test_more_validation_goals_than_the_split_has_are_refused_where_any_are_played(shop):
+    num = len(shop.split("eval"))
+    too_many = f"data.val_batch_size={num + 1}"
+    off = ("trainer.val_before_train=false", "trainer.test_freq=-1")
+    assert len(validation_goals(shop, resolve([f"data.val_batch_size={num}"])[0])) == num
+    for words in ((), off[:1], off[1:]):
+        with pytest.raises(SettingsError, match=f"{too_many} is more than the {num} goals of the eval split; lower it"):
+            validation_goals(shop, resolve([too_many, *words])[0])
+    validation_goals(shop, resolve([too_many, *off])[0])
+
+
+def test_a_goal_list_is_played_where_the_split_is_empty(shop, lists, monkeypatch):
+    settings = resolve([f"data.val_files={lists / 'test.parquet'}"])[0]
+    monkeypatch.setattr(type(shop), "split", lambda self, name: np.zeros(0, dtype=np.int32))
+    goals, source = goals_to_play(shop, settings.env, settings.data, split="eval", num=5)
+    assert (len(goals), source) == (30, "test.parquet")
 
 
 def test_an_empty_split_is_refused():
@@ -117,7 +136,7 @@ def test_an_empty_split_is_refused():
 
     settings = resolve([])[0]
     with pytest.raises(SettingsError, match="the eval split of this catalogue is empty; name a goal list"):
-        validation_goals(Empty(), settings.env, settings.data)
+        validation_goals(Empty(), settings)
     with pytest.raises(SettingsError, match="16 is more than the 0 goals of the train split"):
         training_goals(Empty(), settings)
 
@@ -129,4 +148,4 @@ def test_goals_that_come_too_often_or_are_tested_on_as_well_are_noted(shop, list
     assert "holds 20 goals, and this run plays 480: each comes about 24 times" in repeated
     assert shared == "5 of the 5 validation goals are trained on too"
     plain = resolve([])[0]
-    assert goal_notes(shop.split("train"), validation_goals(shop, plain.env, plain.data), plain) == []
+    assert goal_notes(shop.split("train"), validation_goals(shop, plain), plain) == []

@@ -6,8 +6,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from trainers.demonstrations import demonstrate
+from trainers.errors import TrainingError
+from trainers.goal_files import save_goals
 from trainers.models import load_model, load_tokenizer, refuse_other_prompts
 from trainers.settings import SettingsError, resolve
 from trainers.sft import SftSettings, learning_rate_share, main, run
@@ -79,7 +82,14 @@ def test_a_policy_is_made_from_nothing_with_its_provenance(tmp_path, capsys):
     assert load_model(str(tmp_path / "p")).num_parameters() == made["num_parameters"]
     assert "eval success" in capsys.readouterr().out
 
-    again = run(resolve([*words, f"out={tmp_path / 'q'}", "eval_goals=0"], SftSettings)[0], "again")
+    settings = resolve(words, SftSettings)[0]
+    world = open_world(settings.env)
+    save_goals(
+        tmp_path / "l.parquet", world.split("test")[:3], world, settings.env, split="test", modality="text"
+    )  # played whole
+    listed = resolve([*words, f"out={tmp_path / 'q'}", f"data.val_files={tmp_path / 'l.parquet'}"], SftSettings)[0]
+    again = run(listed, "again")
+    assert "n=3" in again["figures"]["eval_success"] and "n=4" in made["figures"]["eval_success"]
     assert again["weights_hash"] == made["weights_hash"]
 
 
@@ -93,6 +103,30 @@ def test_a_directory_of_imitation_is_whole_or_not_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         main([*words, "vocab_size=400", "device=cpu"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("epochs", [4, 20])
+def test_a_policy_that_is_no_number_is_not_written(tmp_path, epochs):
+    words = [f"out={tmp_path / 'p'}", "goals=4", "hidden=16", "layers=1", "heads=2", "eval_goals=0", "vocab_size=400"]
+    with pytest.raises(TrainingError, match=r"not finite; nothing was written.*lower lr") as caught:
+        main([*words, "device=cpu", "lr=1e30", "weight_decay=0", "grad_clip=1e30", "batch_rows=8", f"epochs={epochs}"])
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_memory_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainers.sft.imitate", lambda *_: torch.empty(10**15))
+    words = [f"out={tmp_path / 'p'}", "goals=2", "hidden=16", "layers=1", "heads=2", "vocab_size=400", "device=cpu"]
+    with pytest.raises(TrainingError, match=r"out of memory: lower micro_batch_tokens \(65536\)") as caught:
+        main(words)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_ranks_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match="one process, not on 2 ranks"):
+        main([f"out={tmp_path / 'p'}"])
 
 
 def test_out_must_be_given():
