@@ -26,7 +26,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,16 @@ from trainers.goals import goals_to_play
 from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
 from trainers.ranks import Ranks, joined_ranks
 from trainers.rollouts import collect_over_ranks
-from trainers.settings import DataSettings, EnvSettings, SettingsError, group, setting
+from trainers.settings import (
+    LEARNS_FROM_NO_REWARD,
+    DataSettings,
+    EnvSettings,
+    Need,
+    SettingsError,
+    equal,
+    group,
+    setting,
+)
 from trainers.worlds import (
     World,
     goal_ids,
@@ -55,6 +64,8 @@ from trainers.worlds import (
 
 CountTokens = Callable[[str], int]
 
+ENDPOINT = Need("endpoint.base_url", lambda values: values["endpoint.base_url"] is not None)
+NO_LIST = equal("data.val_files", None)
 NOISE_UPDATE = -1
 """The noise of evaluations is that of update -1: never that of training, and the same before and after."""
 COLUMNS = ("goal_index", "goal_id", "product", "won", "task_score", "episode_length")
@@ -293,6 +304,7 @@ def setup_of(env: EnvSettings, data: DataSettings, *, constrained: bool) -> dict
         "env.memory": env.memory,
         "env.history_length": env.history_length,
         "env.max_steps": env.max_steps,
+        "env.webshop.search": env.webshop.search,
         "data.max_prompt_length": data.max_prompt_length,
         "data.max_response_length": data.max_response_length,
         "constrained": constrained,
@@ -304,12 +316,16 @@ class EndpointSettings:
     """A model behind an OpenAI-compatible endpoint."""
 
     base_url: str | None = setting(None, "where its API begins, such as http://localhost:8000/v1; null is no endpoint")
-    api_key_env: str = setting("OPENAI_API_KEY", "environment variable that holds the key; may be unset")
-    num_parallel: int = setting(16, "requests under way at once, at most", at_least=1)
-    timeout_s: float = setting(120.0, "seconds of one try", above=0)
-    max_tries: int = setting(4, "tries of one request, with growing pauses", at_least=1)
+    api_key_env: str = setting(
+        "OPENAI_API_KEY", "environment variable that holds the key; may be unset", needs=[ENDPOINT]
+    )
+    num_parallel: int = setting(16, "requests under way at once, at most", at_least=1, needs=[ENDPOINT])
+    timeout_s: float = setting(120.0, "seconds of one try", above=0, needs=[ENDPOINT])
+    max_tries: int = setting(4, "tries of one request, with growing pauses", at_least=1, needs=[ENDPOINT])
     tokenizer: str | None = setting(
-        None, "policy whose tokenizer measures prompts for data.max_prompt_length; null leaves prompts whole"
+        None,
+        "policy whose tokenizer measures prompts for data.max_prompt_length; null leaves prompts whole",
+        needs=[ENDPOINT],
     )
 
 
@@ -317,13 +333,17 @@ class EndpointSettings:
 class EvaluationSettings:
     """Settings of the command."""
 
+    NO_USE: ClassVar[Mapping[str, str]] = LEARNS_FROM_NO_REWARD | {"data.train_files": "nothing is learnt"}
+
     recipe: str = setting("tiny", "where env and data settings come from")
     model: str = setting(
         "embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, a hub id, or its name at the endpoint"
     )
     endpoint: EndpointSettings = group(EndpointSettings)
-    split: str = setting("eval", "goals to play, unless data.val_files lists them", only=("train", "eval", "test"))
-    goals: int = setting(300, "how many goals of the split, a fixed choice", at_least=1)
+    split: str = setting(
+        "eval", "goals to play, unless data.val_files lists them", only=("train", "eval", "test"), needs=[NO_LIST]
+    )
+    goals: int = setting(300, "how many goals of the split, a fixed choice", at_least=1, needs=[NO_LIST])
     temperature: float = setting(0.4, "sampling temperature; 0 is greedy", at_least=0)
     constrained: bool | None = setting(
         None, "decode only admissible actions; null does it unless there is an endpoint, which cannot"

@@ -16,7 +16,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,28 @@ class SettingsError(ShopGymError):
     """A setting that does not exist, has the wrong type, or is out of range."""
 
 
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"[{','.join(value)}]" if isinstance(value, tuple) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What must hold of other settings for one to count."""
+
+    words: str
+    """Settings with which it counts."""
+    holds: Callable[[Mapping[str, Any]], bool]
+    """Whether it does, of dotted key -> value."""
+
+
+def equal(key: str, *values: Any) -> Need:
+    """The need for a setting to have one of some values."""
+    words = " or ".join([f"{key}={_text(values[0])}", *map(_text, values[1:])])
+    return Need(words, lambda settings: settings.get(key) in values)
+
+
 def setting(
     default: Any,
     meaning: str,
@@ -55,7 +77,7 @@ def setting(
     above: float | None = None,
     why_only: str = "",
     no_effect: str = "",
-    needs: tuple[str, str] | None = None,
+    needs: Sequence[Need] = (),
 ) -> Any:
     """A dataclass field that carries its meaning and its range.
 
@@ -68,10 +90,10 @@ def setting(
         above: Value that it must exceed.
         why_only: Why values outside `only` are refused.
         no_effect: Why it does nothing, where it is only taken because others have it; the user is told so.
-        needs: Key and value of another setting without which it does nothing; the user is told so.
+        needs: What must hold of other settings, all of it, or it does nothing; the user is told so.
     """
     limits = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above}
-    words = {"meaning": meaning, "why_only": why_only, "no_effect": no_effect, "needs": needs}
+    words = {"meaning": meaning, "why_only": why_only, "no_effect": no_effect, "needs": tuple(needs)}
     if dataclasses.is_dataclass(default):
         raise TypeError("groups are declared with group()")
     return field(default=default, metadata={**words, **limits})
@@ -82,16 +104,38 @@ def group(kind: type) -> Any:
     return field(default_factory=kind)
 
 
-VLLM = ("actor_rollout_ref.rollout.name", "vllm")
+_ACTOR = "actor_rollout_ref.actor"
+VLLM = equal("actor_rollout_ref.rollout.name", "vllm")
+SHOP = Need("a shop (env.env_name=WebShop-v1, say)", lambda values: values["env.env_name"].startswith("WebShop-"))
+MEMORY_WITH_TOKENS = Need("env.memory=full, or a memory of your own", lambda values: values["env.memory"] != "history")
+LORA = Need("actor_rollout_ref.model.lora_rank above 0", lambda values: values["actor_rollout_ref.model.lora_rank"] > 0)
+NO_LORA = equal("actor_rollout_ref.model.lora_rank", 0)
+WANDB = Need("trainer.logger=[console,wandb]", lambda values: "wandb" in values["trainer.logger"])
+KL_IN_REWARD = equal("algorithm.use_kl_in_reward", True)
+REFERENCE = Need(
+    f"a reference ({_ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true)",
+    lambda values: values[f"{_ACTOR}.use_kl_loss"] or values["algorithm.use_kl_in_reward"],
+)
+PENALTY = equal(f"{_ACTOR}.use_invalid_action_penalty", True)
+FILTER = equal("algorithm.filter_groups.enable", True)
+WORKERS = equal("env.backend", "ray")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebshopSettings:
-    data_dir: str | None = setting(None, "directory of a catalogue in WebShop's format; null is the embedded one")
-    goals: GoalKind = setting("synthetic", "which instructions are goals", only=get_args(GoalKind))
-    split_by: str = setting("goal", "whether goals or products are kept apart by the splits", only=("goal", "product"))
-    search: str = setting("bm25", "search engine", only=("bm25",), why_only="no other engine is in this version")
-    num_products: int | None = setting(None, "load only the first so many products; null loads all", at_least=1)
+    data_dir: str | None = setting(
+        None, "directory of a catalogue in WebShop's format; null is the embedded one", needs=[SHOP]
+    )
+    goals: GoalKind = setting("synthetic", "which instructions are goals", only=get_args(GoalKind), needs=[SHOP])
+    split_by: str = setting(
+        "goal", "whether goals or products are kept apart by the splits", only=("goal", "product"), needs=[SHOP]
+    )
+    search: str = setting(
+        "bm25", "search engine: embedded, or Lucene (an extra)", only=("bm25", "pyserini"), needs=[SHOP]
+    )
+    num_products: int | None = setting(
+        None, "load only the first so many products; null loads all", at_least=1, needs=[SHOP]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +145,10 @@ class EnvRolloutSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    num_cpus: float = setting(0.1, "CPU share of an environment worker (counts with env.backend=ray)", above=0)
-    timeout_s: float = setting(60.0, "seconds that a step of such a worker may take before it is restarted", above=0)
+    num_cpus: float = setting(0.1, "CPU share of an environment worker", above=0, needs=[WORKERS])
+    timeout_s: float = setting(
+        60.0, "seconds that a step of such a worker may take before it is restarted", above=0, needs=[WORKERS]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +156,10 @@ class ProjectionSettings:
     reject_chinese: bool = setting(
         EnvConfig.reject_chinese, "replies with Chinese characters are malformed (not with env.prompt=compact)"
     )
-    penalise_cut: bool = setting(True, "malformed replies that the length limit ended cost the penalty too")
-    strict: bool = setting(False, "actions that the page does not offer cost the penalty too")
+    penalise_cut: bool = setting(
+        True, "malformed replies that the length limit ended cost the penalty too", needs=[PENALTY]
+    )
+    strict: bool = setting(False, "actions that the page does not offer cost the penalty too", needs=[PENALTY])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +168,14 @@ class EnvSettings:
         "WebShop-v1",
         "registered name, or module:name to import the module that registers it; `Webshop` is WebShop-v0, variant verl",
     )
-    variant: Variant = setting(None, "variant of the environment", only=(None, "verl"))
+    variant: Variant = setting(None, "variant of the environment", only=(None, "verl"), needs=[SHOP])
     webshop: WebshopSettings = group(WebshopSettings)
-    seed: int = setting(0, "seed of the environments (v0: of the prices and caps drawn)", at_least=0)
+    seed: int = setting(
+        0,
+        "seed of the environments (v0: of the prices and caps drawn)",
+        at_least=0,
+        needs=[equal("env.env_name", "WebShop-v0")],
+    )
     max_steps: int = setting(EnvConfig.max_steps, "steps after which an episode is truncated", at_least=1)
     history_length: int = setting(EnvConfig.history_length, "last steps that a prompt shows", at_least=0)
     prompt: str = setting("think", "prompt template: think, no_think, compact")
@@ -131,11 +184,16 @@ class EnvSettings:
     )
     memory: str = setting(EnvConfig.memory, "kind of memory: history, full, or module:name for one of your own")
     memory_tokens: int | None = setting(
-        None, "tokens that the memory `full` keeps; null is what the prompt has room for", at_least=0
+        None,
+        "tokens that the memory `full` keeps; null is what the prompt has room for",
+        at_least=0,
+        needs=[MEMORY_WITH_TOKENS],
     )
     projection: ProjectionSettings = group(ProjectionSettings)
     reward: str = setting("sparse", "training reward: success_reward or 0, or the task score", only=("sparse", "score"))
-    success_reward: float = setting(10.0, "sparse reward of a won episode", above=0)
+    success_reward: float = setting(
+        10.0, "sparse reward of a won episode", above=0, needs=[equal("env.reward", "sparse")]
+    )
     rollout: EnvRolloutSettings = group(EnvRolloutSettings)
     backend: str = setting("local", "where environments run: in this process, or in actors", only=("local", "ray"))
     resources_per_worker: WorkerSettings = group(WorkerSettings)
@@ -162,11 +220,33 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GigpoSettings:
-    step_advantage_w: float = setting(1.0, "weight of the step advantage", at_least=0)
-    mode: AdvantageMode = setting("mean_norm", "also divide by the standard deviation?", only=get_args(AdvantageMode))
-    baseline: Baseline = setting("episode", "mean over episodes, or over rows as published", only=get_args(Baseline))
-    enable_similarity: bool = setting(False, "compare steps on similar pages, not only on equal ones")
-    similarity_thresh: float = setting(0.95, "least similarity of two pages", above=0, at_most=1)
+    step_advantage_w: float = setting(
+        1.0, "weight of the step advantage", at_least=0, needs=[equal("algorithm.adv_estimator", "gigpo")]
+    )
+    mode: AdvantageMode = setting(
+        "mean_norm",
+        "also divide by the standard deviation?",
+        only=get_args(AdvantageMode),
+        needs=[equal("algorithm.adv_estimator", "gigpo", "grpo")],
+    )
+    baseline: Baseline = setting(
+        "episode",
+        "mean over episodes, or over rows as published",
+        only=get_args(Baseline),
+        needs=[equal("algorithm.adv_estimator", "gigpo", "grpo", "rloo")],
+    )
+    enable_similarity: bool = setting(
+        False,
+        "compare steps on similar pages, not only on equal ones",
+        needs=[equal("algorithm.adv_estimator", "gigpo")],
+    )
+    similarity_thresh: float = setting(
+        0.95,
+        "least similarity of two pages",
+        above=0,
+        at_most=1,
+        needs=[equal("algorithm.adv_estimator", "gigpo"), equal("algorithm.gigpo.enable_similarity", True)],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,17 +255,25 @@ class FilterSettings:
         FilterConfig.enable, "play on, with other goals, until enough groups hold different outcomes"
     )
     max_num_gen_batches: int = setting(
-        FilterConfig.max_num_gen_batches, "tries of an update, at most; the last is trained on as it is", at_least=1
+        FilterConfig.max_num_gen_batches,
+        "tries of an update, at most; the last is trained on as it is",
+        at_least=1,
+        needs=[FILTER],
     )
     outcome: Outcome = setting(
-        FilterConfig.outcome, "outcome that has to differ: won or not, or the score", only=get_args(Outcome)
+        FilterConfig.outcome,
+        "outcome that has to differ: won or not, or the score",
+        only=get_args(Outcome),
+        needs=[FILTER],
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class KlControlSettings:
     type: str = setting("fixed", "how its weight changes", only=("fixed",), why_only="the weight stays as it is")
-    kl_coef: float = setting(0.001, "weight of the KL in the reward, reward units a nat", at_least=0)
+    kl_coef: float = setting(
+        0.001, "weight of the KL in the reward, reward units a nat", at_least=0, needs=[KL_IN_REWARD]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +282,7 @@ class AlgorithmSettings:
     gamma: float = setting(0.95, "discount per environment step", above=0, at_most=1)
     gigpo: GigpoSettings = group(GigpoSettings)
     use_kl_in_reward: bool = setting(False, "take the KL to the frozen reference from the reward")
-    kl_penalty: KlKind = setting("kl", "estimator of that KL", only=get_args(KlKind))
+    kl_penalty: KlKind = setting("kl", "estimator of that KL", only=get_args(KlKind), needs=[KL_IN_REWARD])
     kl_ctrl: KlControlSettings = group(KlControlSettings)
     filter_groups: FilterSettings = group(FilterSettings)
 
@@ -204,9 +292,11 @@ class ModelSettings:
     path: str = setting("embedded", "policy: embedded, smollm2-135m, a Hugging Face directory, or a hub id")
     enable_gradient_checkpointing: bool = setting(False, "trade compute for memory in the backward pass")
     lora_rank: int = setting(0, "rank of LoRA adapters, which are then all that is trained; 0 is none", at_least=0)
-    lora_alpha: float = setting(16.0, "their outputs are multiplied by this over the rank", above=0)
+    lora_alpha: float = setting(16.0, "their outputs are multiplied by this over the rank", above=0, needs=[LORA])
     target_modules: tuple[str, ...] = setting(
-        ("all-linear",), "names of the layers that get an adapter; all-linear is each but the output layer"
+        ("all-linear",),
+        "names of the layers that get an adapter; all-linear is each but the output layer",
+        needs=[LORA],
     )
     use_remove_padding: bool = setting(
         True, "no padding to the longest row", no_effect="rows of like length share a micro-batch, always"
@@ -227,12 +317,16 @@ class ActorFsdpSettings:
         only=get_args(ComputeType),
     )
     param_offload: bool = setting(False, "keep weights and optimizer state on the CPU, and optimise there")
-    optimizer_offload: bool = setting(False, "keep optimizer state on the CPU, but for the moment of a step")
+    optimizer_offload: bool = setting(
+        False,
+        "keep optimizer state on the CPU, but for the moment of a step",
+        needs=[equal(f"{_ACTOR}.fsdp_config.param_offload", False)],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefFsdpSettings:
-    param_offload: bool = setting(False, "keep the reference's weights on the CPU")
+    param_offload: bool = setting(False, "keep the reference's weights on the CPU", needs=[REFERENCE, NO_LORA])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,20 +350,29 @@ class ActorSettings:
         "token-mean", "how tokens are averaged over a mini-batch", only=get_args(Aggregation)
     )
     use_kl_loss: bool = setting(True, "add the KL to the frozen reference to the loss")
-    kl_loss_coef: float = setting(0.01, "weight of that KL", at_least=0)
-    kl_loss_type: KlKind = setting("low_var_kl", "its estimator", only=get_args(KlKind))
+    kl_loss_coef: float = setting(0.01, "weight of that KL", at_least=0, needs=[equal(f"{_ACTOR}.use_kl_loss", True)])
+    kl_loss_type: KlKind = setting(
+        "low_var_kl", "its estimator", only=get_args(KlKind), needs=[equal(f"{_ACTOR}.use_kl_loss", True)]
+    )
     entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
     tis_imp_ratio_cap: float | None = setting(
         None, "cap of importance weights for the gap between engine and trainer, such as 2; null is off", above=0
     )
     use_invalid_action_penalty: bool = setting(True, "whether malformed replies cost reward")
-    invalid_action_penalty_coef: float = setting(0.1, "what a malformed reply costs, reward units", at_least=0)
+    invalid_action_penalty_coef: float = setting(
+        0.1, "what a malformed reply costs, reward units", at_least=0, needs=[PENALTY]
+    )
     fsdp_config: ActorFsdpSettings = group(ActorFsdpSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValSettings:
-    temperature: float = setting(0.4, "sampling temperature of validations; 0 is greedy", at_least=0)
+    temperature: float = setting(
+        0.4,
+        "sampling temperature of validations; 0 is greedy",
+        at_least=0,
+        needs=[equal("actor_rollout_ref.rollout.val_kwargs.do_sample", True)],
+    )
     do_sample: bool = setting(True, "false takes the most probable token")
 
 
@@ -283,18 +386,18 @@ class RolloutSettings:
     constrained: bool = setting(False, "decode only admissible actions inside the action tag")
     val_kwargs: ValSettings = group(ValSettings)
     gpu_memory_utilization: float = setting(
-        0.6, "share of the GPU for vllm while it is awake", above=0, at_most=1, needs=VLLM
+        0.6, "share of the GPU for vllm while it is awake", above=0, at_most=1, needs=[VLLM]
     )
     tensor_model_parallel_size: int = setting(
         1, "GPUs of one vllm engine", at_least=1, no_effect="each rank has an engine of its own on its GPU"
     )
-    enforce_eager: bool = setting(False, "no CUDA graphs in vllm: starts sooner, generates slower", needs=VLLM)
-    free_cache_engine: bool = setting(True, "vllm gives its memory back while the actor learns", needs=VLLM)
-    max_num_seqs: int = setting(256, "replies that vllm writes at once, at most", at_least=1, needs=VLLM)
+    enforce_eager: bool = setting(False, "no CUDA graphs in vllm: starts sooner, generates slower", needs=[VLLM])
+    free_cache_engine: bool = setting(True, "vllm gives its memory back while the actor learns", needs=[VLLM])
+    max_num_seqs: int = setting(256, "replies that vllm writes at once, at most", at_least=1, needs=[VLLM])
     max_num_batched_tokens: int | None = setting(
-        None, "tokens of one pass of vllm, at most; null is its own choice", at_least=1, needs=VLLM
+        None, "tokens of one pass of vllm, at most; null is its own choice", at_least=1, needs=[VLLM]
     )
-    enable_chunked_prefill: bool = setting(True, "vllm may read long prompts in pieces", needs=VLLM)
+    enable_chunked_prefill: bool = setting(True, "vllm may read long prompts in pieces", needs=[VLLM])
     log_prob_micro_batch_size_per_gpu: int = setting(16, "rows of one pass for old log-probs, at most", at_least=1)
 
 
@@ -310,6 +413,17 @@ class ActorRolloutRefSettings:
     actor: ActorSettings = group(ActorSettings)
     rollout: RolloutSettings = group(RolloutSettings)
     ref: RefSettings = group(RefSettings)
+
+
+LEARNS_FROM_NO_REWARD: dict[str, str] = dict.fromkeys(
+    (
+        *("env.reward", "env.success_reward", "env.rollout.n"),
+        *("env.projection.penalise_cut", "env.projection.strict"),
+        *("data.train_batch_size", "data.val_batch_size", "data.row_mode"),
+    ),
+    "it is for training by reward",
+)
+"""`NO_USE` of commands that share the environment's settings with training: key -> why it does nothing there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +446,7 @@ class TrainerSettings:
     logger: tuple[str, ...] = setting(
         ("console", "tensorboard"), "where metrics go, besides metrics.jsonl: console, tensorboard, wandb"
     )
-    project_name: str = setting("shopgym", "name of a family of runs, for wandb")
+    project_name: str = setting("shopgym", "name of a family of runs, for wandb", needs=[WANDB])
     experiment_name: str = setting("", "name of the run; empty takes the recipe's")
     output_dir: str | None = setting(None, "run directory; null is outputs/<experiment_name>")
     resume_from: str | None = setting(None, "run directory or checkpoint to go on from")
@@ -439,7 +553,7 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
     sources = dict.fromkeys(base, origin)
     for key in overrides:
         sources[key] = f"command line, as {origins[key]}" if key in origins else "command line"
-    return settings, notes + _without_effect(settings), sources
+    return settings, notes + _without_effect(settings, overrides), sources
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -507,11 +621,13 @@ def unknown_key(key: str, kind: type[Any] = Settings) -> str:
 def explain(settings: Any, sources: Mapping[str, str]) -> str:
     """One line per setting: its value, where it came from, what it means."""
     lines = []
+    no_use: Mapping[str, str] = getattr(settings, "NO_USE", {})
     for key, f, value in leaves(settings):
         choices = f.metadata["only"]
         extra = f" [{' | '.join('null' if c is None else str(c) for c in choices)}]" if len(choices) > 1 else ""
         extra += f"; taken, does nothing: {f.metadata['no_effect']}" if f.metadata["no_effect"] else ""
-        extra += "; counts with {}={}".format(*f.metadata["needs"]) if f.metadata["needs"] else ""
+        extra += "".join(f"; counts with {need.words}" for need in f.metadata["needs"])
+        extra += f"; does nothing in this command: {no_use[key]}" if key in no_use else ""
         lines.append(f"{key}={_text(value)}\n    {f.metadata['meaning']}{extra} (from {sources.get(key, 'default')})")
     if isinstance(settings, Settings):
         lines += [f"{alias}\n    another name of {' and '.join(keys)}" for alias, keys in ALIASES.items()]
@@ -520,54 +636,25 @@ def explain(settings: Any, sources: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _without_effect(settings: Any) -> list[str]:
-    """Notes about values that somebody chose and that change nothing."""
-    notes = [
-        f"{key}={_text(value)} does nothing here: {f.metadata['no_effect']}"
-        for key, f, value in leaves(settings)
-        if f.metadata["no_effect"] and value != f.default
-    ]
-    values = {key: value for key, _, value in leaves(settings)}
+def _without_effect(settings: Any, given: Container[str]) -> list[str]:
+    """Notes about values that somebody chose and that change nothing.
+
+    Args:
+        settings: Of training, or of a command that shares some of them and tells in `NO_USE` which do nothing there.
+        given: Keys of the command line; of another command than training only they were chosen for it.
+    """
+    no_use: Mapping[str, str] = getattr(settings, "NO_USE", {})
+    values = flatten(Settings()) | flatten(settings)
+    notes = []
     for key, f, value in leaves(settings):
-        if f.metadata["needs"] and value != f.default:
-            other, wanted = f.metadata["needs"]
-            if values.get(other) != wanted:
-                notes.append(f"{key}={_text(value)} does nothing here: it counts with {other}={_text(wanted)}")
-    env: EnvSettings | None = getattr(settings, "env", None)
-    if env is None:
-        return notes
-    algorithm = getattr(settings, "algorithm", AlgorithmSettings())
-    for f in dataclasses.fields(GigpoSettings):
-        if f.name not in _READ_BY[algorithm.adv_estimator] and getattr(algorithm.gigpo, f.name) != f.default:
-            value = _text(getattr(algorithm.gigpo, f.name))
-            notes.append(
-                f"algorithm.gigpo.{f.name}={value} does nothing here: {algorithm.adv_estimator} has no use for it"
-            )
-    if not algorithm.use_kl_in_reward:
-        why = "algorithm.use_kl_in_reward is false"
-        if algorithm.kl_penalty != AlgorithmSettings.kl_penalty:
-            notes.append(f"algorithm.kl_penalty={algorithm.kl_penalty} does nothing here: {why}")
-        if algorithm.kl_ctrl.kl_coef != KlControlSettings.kl_coef:
-            notes.append(f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef} does nothing here: {why}")
-    if env.seed and env.env_name != "WebShop-v0":
-        notes.append(f"env.seed={env.seed} does nothing here: {env.env_name} draws nothing but by its goals")
-    if env.backend == "local":
-        notes += [
-            f"env.resources_per_worker.{key}={_text(value)} does nothing here: environments run in this process; "
-            "env.backend=ray gives them workers"
-            for key, f, value in leaves(env.resources_per_worker)
-            if value != f.default
-        ]
+        missing = [need.words for need in f.metadata["needs"] if not need.holds(values)]
+        if value == f.default or not (isinstance(settings, Settings) or key in given):
+            continue
+        if why := no_use.get(key) or f.metadata["no_effect"]:
+            notes.append(f"{key}={_text(value)} does nothing here: {why}")
+        elif missing:
+            notes.append(f"{key}={_text(value)} does nothing here: it counts with {' and '.join(missing)}")
     return notes
-
-
-_READ_BY: dict[str, frozenset[str]] = {
-    "gigpo": frozenset(f.name for f in dataclasses.fields(GigpoSettings)),
-    "grpo": frozenset({"mode", "baseline"}),
-    "rloo": frozenset({"baseline"}),
-    "reinforce++": frozenset(),
-}
-"""The settings of `algorithm.gigpo` that each estimator reads."""
 
 
 def _dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -591,12 +678,6 @@ def _parse_value(text: str) -> Any:
         return text if isinstance(value, datetime.date) else value  # a name such as 2025-01-31 is a text
     except yaml.YAMLError:
         return text
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"[{','.join(value)}]" if isinstance(value, tuple) else str(value)
 
 
 def _build(kind: type, values: Mapping[str, Any], prefix: str, refusals: list[str]) -> Any:

@@ -22,9 +22,10 @@ if __name__ == "__main__":  # before torch: threads that wait by spinning starve
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -52,9 +53,23 @@ from trainers.models import (
 )
 from trainers.ranks import start_ranks, stop_ranks
 from trainers.scoring import Collator, Pairs, TokenScorer, least_fill, micro_batches, require_plain_logits
-from trainers.settings import DataSettings, EnvSettings, SettingsError, flatten, group, setting
+from trainers.settings import (
+    LEARNS_FROM_NO_REWARD,
+    DataSettings,
+    EnvSettings,
+    Need,
+    SettingsError,
+    equal,
+    flatten,
+    group,
+    setting,
+)
 from trainers.worlds import make_grammar, make_manager, open_world, require_positions
 
+NEW = equal("init", None)
+NEW_TOKENIZER = equal("tokenizer", None)
+PLAYED = Need("a source that plays", lambda values: not is_recorded(values["source"]))
+MEASURED = Need("eval_goals above 0", lambda values: values["eval_goals"] > 0)
 MAX_NAN_STEPS = 5
 """Optimizer steps in a row with a loss or gradient that is not finite, after which imitation stops."""
 
@@ -68,6 +83,8 @@ if TYPE_CHECKING:
 class SftSettings:
     """Settings of the command; `env.*` and `data.*` are those of training."""
 
+    NO_USE: ClassVar[Mapping[str, str]] = LEARNS_FROM_NO_REWARD
+
     recipe: str = setting("tiny", "where env and data settings come from")
     out: str | None = setting(None, "directory to write; must be given")
     source: str = setting(
@@ -77,10 +94,16 @@ class SftSettings:
     )
     won_only: bool = setting(False, "leave out episodes that were not won")
     min_score: float = setting(0.0, "leave out episodes with a lower task score", at_least=0, at_most=1)
-    goals: int = setting(1000, "train goals to play for it, a seeded choice; 0 takes all", at_least=0)
-    episodes_per_goal: int = setting(1, "times that each goal is played; more than 1 needs noise", at_least=1)
+    goals: int = setting(1000, "train goals to play for it, a seeded choice; 0 takes all", at_least=0, needs=[PLAYED])
+    episodes_per_goal: int = setting(
+        1, "times that each goal is played; more than 1 needs noise", at_least=1, needs=[PLAYED]
+    )
     noise: float = setting(
-        0.0, "share of steps at which a random action is played, so that recovery is seen", at_least=0, at_most=0.9
+        0.0,
+        "share of steps at which a random action is played, so that recovery is seen",
+        at_least=0,
+        at_most=0.9,
+        needs=[PLAYED],
     )
     haste: float = setting(
         0.0,
@@ -88,6 +111,7 @@ class SftSettings:
         "something left to teach",
         at_least=0,
         at_most=0.9,
+        needs=[PLAYED],
     )
     epochs: float = setting(3.0, "passes over the rows", above=0)
     batch_rows: int = setting(64, "rows of an optimizer step", at_least=1)
@@ -98,17 +122,19 @@ class SftSettings:
     grad_clip: float = setting(1.0, "largest gradient norm", above=0)
     masked: bool = setting(True, "learn the choice among admissible actions only, as constrained decoding makes it")
     init: str | None = setting(None, "policy to go on from, with its tokenizer; null makes a new one")
-    tokenizer: str | None = setting(None, "directory of a tokenizer to use; null trains one on the prompts")
-    vocab_size: int = setting(2048, "tokens of a new tokenizer", at_least=300)
-    hidden: int = setting(192, "width of a new model", at_least=16)
-    layers: int = setting(4, "its depth", at_least=1)
-    heads: int = setting(6, "its attention heads", at_least=1)
-    intermediate: int | None = setting(None, "width of its MLP; null is 8/3 of hidden", at_least=16)
-    max_positions: int = setting(1024, "longest prompt and reply that it can take, tokens", at_least=32)
+    tokenizer: str | None = setting(
+        None, "directory of a tokenizer to use; null trains one on the prompts", needs=[NEW]
+    )
+    vocab_size: int = setting(2048, "tokens of a new tokenizer", at_least=300, needs=[NEW, NEW_TOKENIZER])
+    hidden: int = setting(192, "width of a new model", at_least=16, needs=[NEW])
+    layers: int = setting(4, "its depth", at_least=1, needs=[NEW])
+    heads: int = setting(6, "its attention heads", at_least=1, needs=[NEW])
+    intermediate: int | None = setting(None, "width of its MLP; null is 8/3 of hidden", at_least=16, needs=[NEW])
+    max_positions: int = setting(1024, "longest prompt and reply that it can take, tokens", at_least=32, needs=[NEW])
     eval_goals: int = setting(
         300, "eval goals played at the end, or the whole list of data.val_files; 0 plays none", at_least=0
     )
-    eval_temperature: float = setting(0.4, "sampling temperature of that", at_least=0)
+    eval_temperature: float = setting(0.4, "sampling temperature of that", at_least=0, needs=[MEASURED])
     num_envs: int = setting(128, "episodes played at once", at_least=1)
     seed: int = setting(0, "seed of goals, noise, weights and order", at_least=0)
     device: str = setting("auto", "auto, cpu or cuda", only=("auto", "cpu", "cuda"))

@@ -11,7 +11,9 @@ import yaml
 
 from trainers import gigpo_fsdp
 from trainers import settings as settings_module
+from trainers.evaluation import EvaluationSettings
 from trainers.settings import Settings, SettingsError, explain, flatten, leaves, load_recipe, resolve
+from trainers.sft import SftSettings
 
 
 def test_defaults_then_recipe_then_command_line(tmp_path):
@@ -81,33 +83,96 @@ def test_numbers_as_published_scripts_write_them():
     assert settings.trainer.logger == ("console",)
 
 
+def test_a_setting_without_effect_is_noted_where_it_is_chosen():
+    assert resolve([])[1] == []
+    word = "actor_rollout_ref.model.use_remove_padding=false"
+    settings, notes, sources = resolve([word])
+    assert notes == [f"{word} does nothing here: rows of like length share a micro-batch, always"]
+    assert f"{word}\n" in explain(settings, sources)
+    assert f"does nothing: {notes[0].split(': ', 1)[1]}" in explain(settings, sources)
+
+
+ACTOR, ROLLOUT, GIGPO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.gigpo"
+VLLM = (f"{ROLLOUT}.name=vllm",) * 2
+KL_IN_REWARD = ("algorithm.use_kl_in_reward=true",) * 2
+FILTER = ("algorithm.filter_groups.enable=true",) * 2
+PENALTY = (f"{ACTOR}.use_invalid_action_penalty=true",) * 2
+LORA = ("actor_rollout_ref.model.lora_rank above 0", "actor_rollout_ref.model.lora_rank=4")
+REFERENCE = (
+    f"a reference ({ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true)",
+    f"{ACTOR}.use_kl_loss=true",
+)
+ESTIMATORS = ("algorithm.adv_estimator=gigpo or grpo", "algorithm.adv_estimator=grpo")
+SHOP = ("a shop (env.env_name=WebShop-v1, say)", "env.env_name=WebShop-v1")
+
+
 @pytest.mark.parametrize(
-    ("word", "why"),
+    ("word", "beside", "counts_with", "cure"),
     [
-        ("actor_rollout_ref.model.use_remove_padding=false", "share a micro-batch"),
-        ("env.seed=3", "WebShop-v1 draws nothing"),
-        ("env.resources_per_worker.num_cpus=0.5", "environments run in this process"),
-        ("algorithm.kl_penalty=mse", "use_kl_in_reward is false"),
-        ("algorithm.kl_ctrl.kl_coef=0.01", "use_kl_in_reward is false"),
+        (f"{ROLLOUT}.gpu_memory_utilization=0.5", "", *VLLM),
+        (f"{ROLLOUT}.enforce_eager=true", "", *VLLM),
+        (f"{ROLLOUT}.free_cache_engine=false", "", *VLLM),
+        (f"{ROLLOUT}.val_kwargs.temperature=0.7", f"{ROLLOUT}.val_kwargs.do_sample=false")
+        + (f"{ROLLOUT}.val_kwargs.do_sample=true",) * 2,
+        (f"{ACTOR}.kl_loss_coef=0.5", f"{ACTOR}.use_kl_loss=false", *(f"{ACTOR}.use_kl_loss=true",) * 2),
+        (f"{ACTOR}.kl_loss_type=mse", f"{ACTOR}.use_kl_loss=false", *(f"{ACTOR}.use_kl_loss=true",) * 2),
+        (f"{ACTOR}.invalid_action_penalty_coef=0.5", f"{ACTOR}.use_invalid_action_penalty=false", *PENALTY),
+        ("env.projection.strict=true", f"{ACTOR}.use_invalid_action_penalty=false", *PENALTY),
+        (f"{ACTOR}.fsdp_config.optimizer_offload=true", f"{ACTOR}.fsdp_config.param_offload=true")
+        + (f"{ACTOR}.fsdp_config.param_offload=false",) * 2,
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", f"{ACTOR}.use_kl_loss=false", *REFERENCE),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", "actor_rollout_ref.model.lora_rank=4")
+        + ("actor_rollout_ref.model.lora_rank=0",) * 2,
+        ("actor_rollout_ref.model.lora_alpha=8.0", "", *LORA),
+        ("actor_rollout_ref.model.target_modules=[q_proj]", "", *LORA),
+        ("algorithm.filter_groups.max_num_gen_batches=3", "", *FILTER),
+        ("algorithm.filter_groups.outcome=task_score", "", *FILTER),
+        ("algorithm.kl_penalty=mse", "", *KL_IN_REWARD),
+        ("algorithm.kl_ctrl.kl_coef=0.01", "", *KL_IN_REWARD),
+        (f"{GIGPO}.similarity_thresh=0.5", "", *(f"{GIGPO}.enable_similarity=true",) * 2),
+        (f"{GIGPO}.mode=mean_std_norm", "algorithm.adv_estimator=rloo", *ESTIMATORS),
+        ("env.success_reward=3.0", "env.reward=score", *("env.reward=sparse",) * 2),
+        ("env.memory_tokens=50", "", "env.memory=full, or a memory of your own", "env.memory=full"),
+        ("env.webshop.num_products=50", "env.env_name=FrozenLake-v1", *SHOP),
+        ("env.webshop.search=pyserini", "env.env_name=FrozenLake-v1", *SHOP),
+        ("env.seed=3", "", *("env.env_name=WebShop-v0",) * 2),
+        ("env.resources_per_worker.num_cpus=0.5", "", *("env.backend=ray",) * 2),
+        ("trainer.project_name=mine", "", *("trainer.logger=[console,wandb]",) * 2),
     ],
 )
-def test_a_setting_without_effect_is_noted_where_it_is_chosen(word, why):
-    assert resolve([])[1] == []
-    settings, notes, sources = resolve([word])
-    assert [note for note in notes if note.startswith(f"{word} does nothing here: ") and why in note] == notes != []
-    if not word.startswith(("env.", "algorithm.")):
-        assert f"{word}\n" in explain(settings, sources) and f"does nothing: {notes[0].split(': ', 1)[1]}" in explain(
-            settings, sources
-        )
+def test_a_setting_that_counts_with_another_is_noted_without_it(word, beside, counts_with, cure):
+    others = [beside] if beside else []
+    settings, notes, sources = resolve([word, *others])
+    assert notes == [f"{word} does nothing here: it counts with {counts_with}"]
+    assert f"; counts with {counts_with}" in explain(settings, sources)
+    assert resolve([word, *others, cure])[1] == []
 
 
-@pytest.mark.parametrize("word", ["gpu_memory_utilization=0.5", "enforce_eager=true", "free_cache_engine=false"])
-def test_a_setting_of_one_engine_is_noted_beside_another(word):
-    place, vllm = "actor_rollout_ref.rollout", "actor_rollout_ref.rollout.name=vllm"
-    settings, notes, sources = resolve([f"{place}.{word}"])
-    assert notes == [f"{place}.{word} does nothing here: it counts with {vllm}"]
-    assert f"; counts with {vllm} (from command line)" in explain(settings, sources)
-    assert resolve([f"{place}.{word}", vllm])[1] == []
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in settings_module.RECIPES.glob("*.yaml")))
+@pytest.mark.parametrize("kind", [Settings, SftSettings, EvaluationSettings])
+def test_recipes_need_no_notes(kind, recipe):
+    notes = resolve([f"recipe={recipe}"], kind)[1]
+    assert [note for note in notes if "does nothing here" in note] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "why"),
+    [
+        (SftSettings, ["env.rollout.n=4"], "it is for training by reward"),
+        (SftSettings, ["data.train_batch_size=4"], "it is for training by reward"),
+        (SftSettings, ["hidden=64", "init=embedded"], "it counts with init=null"),
+        (SftSettings, ["noise=0.5", "source=a.parquet"], "it counts with a source that plays"),
+        (SftSettings, ["eval_temperature=1.0", "eval_goals=0"], "it counts with eval_goals above 0"),
+        (EvaluationSettings, ["env.reward=score"], "it is for training by reward"),
+        (EvaluationSettings, ["data.train_files=a.parquet"], "nothing is learnt"),
+        (EvaluationSettings, ["goals=4", "data.val_files=a.parquet"], "it counts with data.val_files=null"),
+        (EvaluationSettings, ["endpoint.max_tries=2"], "it counts with endpoint.base_url"),
+    ],
+)
+def test_what_does_nothing_in_another_command_is_noted_there(kind, words, why):
+    settings, notes, sources = resolve(words, kind)
+    assert notes == [f"{words[0]} does nothing here: {why}"]
+    assert why.removeprefix("it counts with") in explain(settings, sources)
 
 
 def test_the_seed_of_v0_has_an_effect():

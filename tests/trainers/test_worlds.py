@@ -41,3 +41,11 @@ def test_settings_reach_the_manager():
     with pytest.raises(ShopGymError, match=r"env\.memory: no memory is called 'elephant'"):
         settings = resolve([*words, "env.memory=elephant"])[0]
         make_manager(settings.env, settings.data, 2, count_tokens=None)
+
+
+def test_the_other_search_engine_is_taken_and_missed_in_one_line(monkeypatch):
+    settings = resolve(["env.webshop.search=pyserini", "env.webshop.num_products=5"])[0]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ShopGymError, match=r"pip install 'shopgym\[pyserini\]'") as caught:
+        open_world(settings.env)
+    assert "\n" not in str(caught.value)
