@@ -34,7 +34,7 @@ from trainers.settings import (
     Settings,
     TrainerSettings,
 )
-from trainers.sharding import ShardingConfig, full, like, shard
+from trainers.sharding import ShardingConfig, full, like, reshard, shard
 
 if TYPE_CHECKING:
     from torch import nn
@@ -173,6 +173,7 @@ class ShardedPolicy:
 
     def trained_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters that are trained, under the model's own names, tied copies left out."""
+        reshard(self.scorer)
         named = self.scorer.named_parameters()
         return ((model_name(name), parameter) for name, parameter in named if parameter.requires_grad)
 
@@ -258,6 +259,20 @@ class Actor(ShardedPolicy):
         self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, weight_decay=config.weight_decay)
         self.num_nan_steps = 0
         """Optimizer steps skipped since the last one that was taken."""
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """This rank's state of the optimizer by the names of its parameters; those without a gradient so far have none.
+
+        Raises:
+            RuntimeError: It holds state of something that is not trained, which would be lost with a checkpoint.
+        """
+        state = self.optimizer.state
+        found = {name: state[parameter] for name, parameter in self.trained_weights() if state.get(parameter)}
+        if len(found) != len(state):
+            raise RuntimeError(
+                f"the optimizer has state of {len(state)} tensors, only {len(found)} of them are trained"
+            )
+        return found
 
     def with_old_log_probs(self, batch: StepBatch, *, always: bool = False) -> StepBatch:
         """The batch with `old_log_probs`, where the update needs a pass for them.

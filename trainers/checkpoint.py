@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ import torch
 
 from trainers import lora
 from trainers.actor import Actor
-from trainers.errors import CheckpointError, TrainingError
+from trainers.errors import CheckpointError, TrainingError, unreadable
 from trainers.evaluation import read_evaluation
 from trainers.files import WriteError, write_together
 from trainers.models import save_policy, save_surroundings
@@ -53,6 +53,8 @@ class RunState:
     """The validation before the first update, goal by goal."""
     hashes: dict[str, str] = field(default_factory=dict)
     """Environment, prompt template and catalogue that the run is about."""
+    num_nan_steps: int = 0
+    """The actor's, when the checkpoint was written: optimizer steps skipped since the last one that was taken."""
 
 
 def save_checkpoint(
@@ -85,7 +87,8 @@ def save_checkpoint(
         write_learner = save_shards if checkpoint_format == "sharded" else _save_whole
         write_learner(folder, actor, tokenizer=tokenizer, made=made)
         if ranks.is_first:
-            (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
+            saved = asdict(replace(state, num_nan_steps=actor.num_nan_steps))
+            (folder / "state.json").write_text(json.dumps(saved), encoding="utf-8")
 
     try:
         write_together(target, ranks, write)
@@ -105,15 +108,18 @@ def save_checkpoint(
 
 
 def restore(checkpoint: Path, actor: Actor) -> None:
-    """Puts weights and optimizer of a checkpoint into an actor, sharded as it is now; every rank must call it.
+    """Makes an actor stand where that of a checkpoint stood, sharded as it is now; every rank must call it.
 
     Raises:
-        CheckpointError: It is of another model, cannot be read, or holds an adapter where the run has none.
+        CheckpointError: It is of another model, cannot be read, or holds another adapter than the run has.
     """
+    actor.num_nan_steps = read_state(checkpoint, hashes={}).num_nan_steps
     if (checkpoint / SHARDS).is_dir():
         load_shards(checkpoint, actor)
         return
-    weights = load_weights(checkpoint)
+    config, weights = lora.adapter_config(actor.scorer.policy), load_weights(checkpoint)
+    if config is not None and (checkpoint / ADAPTER).is_dir():
+        lora.refuse_other_scale(checkpoint, read_adapter_config(checkpoint), config)
     refuse_other_shapes(checkpoint, {name: tensor.shape for name, tensor in weights.items()}, actor)
     actor.load_trained_weights(weights)
     _load_optimizer(checkpoint, actor)
@@ -145,8 +151,12 @@ def set_later_aside(run_dir: Path, updates_done: int) -> list[Path]:
     return moved
 
 
-def find_checkpoint(path: Path) -> Path | None:
+def find_checkpoint(path: Path, *, setting: str = "trainer.resume_from") -> Path | None:
     """The checkpoint at a path: itself, or the latest of a run directory; None for a run that has none yet.
+
+    Args:
+        path: What the caller gave.
+        setting: The name under which it was given.
 
     Raises:
         CheckpointError: The path is neither.
@@ -154,7 +164,7 @@ def find_checkpoint(path: Path) -> Path | None:
     if (path / "state.json").is_file():
         return path
     if not path.is_dir():
-        raise CheckpointError(f"trainer.resume_from: {path} does not exist; give a run directory or a checkpoint")
+        raise CheckpointError(f"{setting}: {path} does not exist; give a run directory or a checkpoint")
     folder = path if path.name == "checkpoints" else path / "checkpoints"
     found = sorted(p for p in folder.glob("update_*") if (p / "state.json").is_file())
     return found[-1] if found else None
@@ -172,14 +182,15 @@ def read_state(checkpoint: Path, *, hashes: Mapping[str, str]) -> RunState:
     """
     try:
         state = RunState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
-        if not isinstance(state.updates_done, int):
-            raise TypeError(f"updates_done is {state.updates_done!r}")
+        for name in ("updates_done", "num_nan_steps"):
+            if not isinstance(getattr(state, name), int):
+                raise TypeError(f"{name} is {getattr(state, name)!r}")
         if not (isinstance(state.metrics, list) and isinstance(state.hashes, dict)):
             raise TypeError("metrics must be a list, hashes an object")
         if state.first_evaluation is not None:
             read_evaluation(state.first_evaluation)
     except (OSError, TypeError, ValueError) as error:
-        raise _unreadable(checkpoint, error) from None
+        raise unreadable(checkpoint, error) from None
     for name, value in state.hashes.items():
         if name in hashes and hashes[name] != value:
             raise CheckpointError(
@@ -194,6 +205,31 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     if (checkpoint / ADAPTER).is_dir():
         return lora.inner_names(_load_tensors(checkpoint, f"{ADAPTER}/{lora.WEIGHTS}"))
     return _load_tensors(checkpoint, f"{POLICY}/model.safetensors")
+
+
+def read_adapter_config(checkpoint: Path) -> dict[str, Any]:
+    """What peft keeps beside an adapter: its rank, alpha and the policy that it began with."""
+    return read_object(
+        checkpoint, f"{ADAPTER}/adapter_config.json", needs=("r", "lora_alpha", "base_model_name_or_path")
+    )
+
+
+def read_object(checkpoint: Path, name: str, *, needs: Iterable[str] = ()) -> dict[str, Any]:
+    """A JSON file of a checkpoint that holds an object, with at least the keys in `needs`.
+
+    Raises:
+        CheckpointError: It is not there, or is something else.
+    """
+    try:
+        found = json.loads((checkpoint / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise unreadable(checkpoint, f"{name}: {error}") from None
+    if not isinstance(found, dict):
+        raise unreadable(checkpoint, f"{name}: not an object")
+    for key in needs:
+        if key not in found:
+            raise unreadable(checkpoint, f"{name}: no {key}")
+    return found
 
 
 def _load_optimizer(checkpoint: Path, actor: Actor) -> None:
@@ -235,12 +271,10 @@ def _on_first_rank(actor: Actor, tensors: Iterable[tuple[str, torch.Tensor]]) ->
 
 
 def _moments(actor: Actor) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in actor.trained_weights():
-        state = actor.optimizer.state.get(parameter)
-        if state:
-            yield f"step.{name}", torch.as_tensor(state["step"]).clone()
-            for key in MOMENTS:
-                yield f"{key}.{name}", state[key]
+    for name, state in actor.optimizer_state().items():
+        yield f"step.{name}", torch.as_tensor(state["step"]).clone()
+        for key in MOMENTS:
+            yield f"{key}.{name}", state[key]
 
 
 def _load_tensors(checkpoint: Path, name: str) -> dict[str, torch.Tensor]:
@@ -250,8 +284,4 @@ def _load_tensors(checkpoint: Path, name: str) -> dict[str, torch.Tensor]:
     try:
         return load_file(checkpoint / name)
     except (OSError, SafetensorError) as error:
-        raise _unreadable(checkpoint, f"{name}: {error}") from None
-
-
-def _unreadable(checkpoint: Path, why: object) -> CheckpointError:
-    return CheckpointError(f"{checkpoint} cannot be read ({why}); go on from an earlier checkpoint")
+        raise unreadable(checkpoint, f"{name}: {error}") from None

@@ -5,12 +5,19 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from webshop_env.errors import ShopGymError
 
 
 class CheckpointError(ShopGymError):
     """A checkpoint that is not there, or belongs to something else."""
+
+
+def unreadable(checkpoint: Path, why: object) -> CheckpointError:
+    """What to raise for a damaged checkpoint, in one line whatever the reason."""
+    text = " ".join(str(why).split()) or type(why).__name__
+    return CheckpointError(f"{checkpoint} cannot be read ({text}); go on from an earlier checkpoint")
 
 
 class TrainingError(Exception):

@@ -6,18 +6,18 @@ python trainers/export.py checkpoint=outputs/tiny/checkpoints/update_000010 outp
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from trainers import lora
-from trainers.checkpoint import ADAPTER, POLICY, find_checkpoint, load_weights
+from trainers.checkpoint import ADAPTER, POLICY, find_checkpoint, load_weights, read_adapter_config, read_object
 from trainers.command import settings_of
-from trainers.errors import CheckpointError
+from trainers.errors import CheckpointError, unreadable
 from trainers.files import atomic_directory, require_writable
-from trainers.models import PROVENANCE, load_model, load_tokenizer, save_policy
+from trainers.models import PROVENANCE, load_model, load_tokenizer, save_policy, weights_hash
 from trainers.settings import SettingsError, setting
 from trainers.shards import SHARDS, read_weights
 
@@ -38,17 +38,18 @@ def export(checkpoint: Path, target: Path, *, dtype: torch.dtype = torch.float32
         dtype: Of the weights.
 
     Raises:
-        CheckpointError: The checkpoint lacks something.
+        CheckpointError: The checkpoint lacks something, or its adapter was trained on other weights than now lie there.
     """
-    from transformers import AutoConfig
-
-    if (checkpoint / ADAPTER).is_dir():
-        folder, source = checkpoint / ADAPTER, _base_of(checkpoint / ADAPTER)
+    has_adapter = (checkpoint / ADAPTER).is_dir()
+    made = read_object(checkpoint, f"{ADAPTER if has_adapter else POLICY}/{PROVENANCE}")
+    if has_adapter:
+        source = str(read_adapter_config(checkpoint)["base_model_name_or_path"])
         model = load_model(source)
-        config, weights = model.config, with_adapter(model.state_dict(), checkpoint)
+        config, base = model.config, model.state_dict()
+        _refuse_other_base(checkpoint, source, found=weights_hash(base), trained_on=made.get("start_policy_hash"))
+        weights = with_adapter(base, checkpoint)
     else:
-        folder = checkpoint / POLICY
-        source, config = str(folder), AutoConfig.from_pretrained(folder)
+        source, config = str(checkpoint / POLICY), _config_of(checkpoint)
         weights = read_weights(checkpoint) if (checkpoint / SHARDS).is_dir() else load_weights(checkpoint)
     with atomic_directory(target) as scratch:
         save_policy(
@@ -56,18 +57,20 @@ def export(checkpoint: Path, target: Path, *, dtype: torch.dtype = torch.float32
             config=config,
             state_dict=weights,
             tokenizer=load_tokenizer(source),
-            made=json.loads((folder / PROVENANCE).read_text(encoding="utf-8")),
+            made=made,
             dtype=dtype,
         )
 
 
 def with_adapter(weights: dict[str, torch.Tensor], checkpoint: Path) -> dict[str, torch.Tensor]:
     """Weights of the policy that an adapter was trained on, with the adapter added."""
-    config = json.loads((checkpoint / ADAPTER / "adapter_config.json").read_text(encoding="utf-8"))
+    config = read_adapter_config(checkpoint)
     adapter, changed = load_weights(checkpoint), dict(weights)
     for name in adapter:
         if name.endswith(lora.DOWN):
             stem = name.removesuffix(lora.DOWN)
+            if f"{stem}.weight" not in weights or stem + lora.UP not in adapter:
+                raise unreadable(checkpoint, f"{ADAPTER}: {stem} is not whole")
             parts = {f"{stem}{lora.BASE}weight": weights[f"{stem}.weight"], **adapter}
             changed[f"{stem}.weight"] = lora.merged(
                 f"{stem}{lora.BASE}weight", parts, scale=config["lora_alpha"] / config["r"]
@@ -75,9 +78,22 @@ def with_adapter(weights: dict[str, torch.Tensor], checkpoint: Path) -> dict[str
     return changed
 
 
-def _base_of(adapter: Path) -> str:
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    return str(config["base_model_name_or_path"])
+def _refuse_other_base(checkpoint: Path, source: str, *, found: str, trained_on: str | None) -> None:
+    """Stops before an adapter is merged into a policy that has changed since; None is a run that did not say."""
+    if trained_on not in (None, found):
+        raise CheckpointError(
+            f"{checkpoint}: its adapter was trained on a policy of hash {trained_on}, that in {source} has {found}: "
+            "put the policy back that the run began with"
+        )
+
+
+def _config_of(checkpoint: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(checkpoint / POLICY)
+    except (OSError, ValueError) as error:
+        raise unreadable(checkpoint, f"{POLICY}/config.json: {(str(error).splitlines() or [''])[0]}") from None
 
 
 def main(arguments: list[str]) -> None:
@@ -89,7 +105,8 @@ def main(arguments: list[str]) -> None:
     for name in ("checkpoint", "output_dir"):
         if not getattr(settings, name):
             raise SettingsError(f"{name} is needed: python trainers/export.py checkpoint=DIR output_dir=DIR")
-    checkpoint, target = find_checkpoint(Path(settings.checkpoint).expanduser()), Path(settings.output_dir).expanduser()
+    checkpoint = find_checkpoint(Path(settings.checkpoint).expanduser(), setting="checkpoint")
+    target = Path(settings.output_dir).expanduser()
     if checkpoint is None:
         raise CheckpointError(f"checkpoint: {settings.checkpoint} holds no checkpoint yet")
     if target.exists():

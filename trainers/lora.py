@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from trainers.errors import CheckpointError
 from trainers.settings import ModelSettings, SettingsError
 from trainers.sharding import full
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
-ADAPTER = "default"
+ADAPTER_NAME = "default"
 """peft's name for the only adapter of a model."""
 WEIGHTS = "adapter_model.safetensors"
-BASE, DOWN, UP = ".base_layer.", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
+BASE, DOWN, UP = ".base_layer.", f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
 
 
 def add_adapter(model: PreTrainedModel, settings: ModelSettings, *, base: str, seed: int) -> None:
@@ -37,7 +38,7 @@ def add_adapter(model: PreTrainedModel, settings: ModelSettings, *, base: str, s
         seed: Of the adapters' initial weights; global random state is left as it was.
 
     Raises:
-        SettingsError: peft is not installed, or the model has no such modules.
+        SettingsError: peft is not installed, or the model has no such modules, or some are no plain linear layers.
     """
     if importlib.util.find_spec("peft") is None:
         raise SettingsError("actor_rollout_ref.model.lora_rank needs peft: pip install 'shopgym[lora]'")
@@ -55,23 +56,32 @@ def add_adapter(model: PreTrainedModel, settings: ModelSettings, *, base: str, s
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+            inject_adapter_in_model(config, model, adapter_name=ADAPTER_NAME)
     except ValueError as error:
         raise SettingsError(
             f"actor_rollout_ref.model.target_modules={list(targets)}: {str(error).splitlines()[0]}; name linear layers "
             "of the model, or all-linear"
         ) from error
-    changed = [module for module in model.modules() if hasattr(module, "lora_A")]
-    if model.get_output_embeddings() in changed or any(getattr(module, "fan_in_fan_out", False) for module in changed):
+    _refuse_other_layers(model, targets)
+
+
+def _refuse_other_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
+    """Stops where an adapter is not the product of two matrices that `merged` adds to a weight."""
+    changed = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    kinds = {name: type(module.get_base_layer()) for name, module in changed.items()}
+    wrong = [name for name, kind in kinds.items() if kind is not nn.Linear]
+    wrong += [name for name, module in changed.items() if module is model.get_output_embeddings()]
+    wrong += [name for name, weight in model.named_parameters() if weight.requires_grad and not is_adapter_weight(name)]
+    if wrong:
         raise SettingsError(
             f"actor_rollout_ref.model.target_modules={list(targets)}: adapters stand beside plain linear layers only, "
-            f"not beside the output layer, and in {type(model).__name__} some do not; name other layers"
+            f"and not beside the output layer; in {type(model).__name__} {wrong[0]} is another; name other layers"
         )
 
 
 def adapter_config(model: nn.Module) -> Any:
     """peft's configuration of the adapter inside a model; None where there is none."""
-    return getattr(model, "peft_config", {}).get(ADAPTER)
+    return getattr(model, "peft_config", {}).get(ADAPTER_NAME)
 
 
 @contextmanager
@@ -90,7 +100,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 def is_adapter_weight(name: str) -> bool:
     """Whether a weight belongs to the adapter, by its name in a model that has one."""
-    return ".lora_" in name
+    return name.endswith((DOWN, UP))
 
 
 def plain_name(name: str) -> str:
@@ -123,15 +133,34 @@ def save_adapter(directory: Path, config: Any, weights: Mapping[str, torch.Tenso
     """
     from safetensors.torch import save_file
 
-    names = {f"base_model.model.{name}".replace(f".{ADAPTER}.", "."): tensor for name, tensor in weights.items()}
+    names = {f"base_model.model.{name}".replace(f".{ADAPTER_NAME}.", "."): tensor for name, tensor in weights.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in names.items()}, directory / WEIGHTS)
     config.save_pretrained(directory)
 
 
+def refuse_other_scale(checkpoint: Path, stored: Mapping[str, Any], config: Any) -> None:
+    """Stops before an adapter goes on with another weight beside its layers than it was trained with.
+
+    Args:
+        checkpoint: Where the adapter lies.
+        stored: Its `adapter_config.json`.
+        config: peft's configuration of the adapter that takes its weights.
+
+    Raises:
+        CheckpointError: Rank or alpha differ.
+    """
+    for name, setting in (("r", "lora_rank"), ("lora_alpha", "lora_alpha")):
+        if stored[name] != getattr(config, name):
+            raise CheckpointError(
+                f"{checkpoint} holds an adapter of {setting} {stored[name]}, this run has {getattr(config, name)}: "
+                f"go on with actor_rollout_ref.model.{setting}={stored[name]}"
+            )
+
+
 def inner_names(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of an adapter's file by their names in the model; undoes the naming of `save_adapter`."""
     return {
-        name.removeprefix("base_model.model.").removesuffix(".weight") + f".{ADAPTER}.weight": tensor
+        name.removeprefix("base_model.model.").removesuffix(".weight") + f".{ADAPTER_NAME}.weight": tensor
         for name, tensor in weights.items()
     }

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -43,6 +43,13 @@ def shard(scorer: TokenScorer, ranks: Ranks, config: ShardingConfig) -> TokenSco
         fully_shard(layer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
     fully_shard(scorer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
     return scorer
+
+
+def reshard(scorer: TokenScorer) -> None:
+    """Puts the sharded parameters back where a pass left whole copies: FSDP2 keeps those of the root after forward."""
+    for module in scorer.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def mixed_precision(dtype: ComputeType, device: torch.device) -> MixedPrecisionPolicy:

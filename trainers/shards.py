@@ -15,7 +15,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainers.errors import CheckpointError
+from trainers.actor import model_name
+from trainers.errors import CheckpointError, unreadable
 from trainers.models import save_surroundings
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def save_shards(folder: Path, actor: Actor, *, tokenizer: PreTrainedTokenizerBase, made: Mapping[str, Any]) -> None:
     """Writes this rank's part, and on the first rank what a policy needs besides its weights."""
-    state: dict[str, torch.Tensor] = {}
-    for name, parameter in actor.trained_weights():
-        state[f"weight.{name}"] = parameter.detach()
-        for key, value in actor.optimizer.state.get(parameter, {}).items():
-            state[f"{key}.{name}"] = torch.as_tensor(value)
+    state = {f"weight.{name}": parameter.detach() for name, parameter in actor.trained_weights()}
+    for name, moments in actor.optimizer_state().items():
+        state |= {f"{key}.{name}": torch.as_tensor(value) for key, value in moments.items()}
     _together(lambda: dcp.save(state, checkpoint_id=folder / SHARDS))
     if actor.ranks.is_first:
         config = actor.scorer.policy.config
@@ -61,15 +60,22 @@ def load_shards(checkpoint: Path, actor: Actor) -> None:
     try:
         _together(lambda: dcp.load(state, checkpoint_id=checkpoint / SHARDS))
     except OSError as error:
-        raise _unreadable(checkpoint, error) from error
+        raise unreadable(checkpoint, error) from error
 
 
 def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """All weights of a sharded checkpoint, whole, by name; one process reads them, without a process group."""
+    """All weights of a sharded checkpoint, whole, by name; one process reads them, without a process group.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
     state = {name: torch.empty(shape) for name, shape in shapes_of(checkpoint).items() if name.startswith("weight.")}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what we ask for
-        dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=True)
+        try:
+            _together(lambda: dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=True))
+        except OSError as error:
+            raise unreadable(checkpoint, error) from error
     return {name.removeprefix("weight."): tensor for name, tensor in state.items()}
 
 
@@ -82,7 +88,7 @@ def shapes_of(checkpoint: Path) -> dict[str, torch.Size]:
     try:
         metadata = dcp.FileSystemReader(checkpoint / SHARDS).read_metadata()
     except Exception as error:  # a pickle: anything may be wrong with it
-        raise _unreadable(checkpoint, error) from error
+        raise unreadable(checkpoint, error) from error
     return {
         name: entry.size
         for name, entry in metadata.state_dict_metadata.items()
@@ -94,14 +100,18 @@ def refuse_other_shapes(checkpoint: Path, shapes: Mapping[str, torch.Size], acto
     """Stops before weights of another model are loaded.
 
     Raises:
-        CheckpointError: A weight that the actor trains is not there, or has another shape.
+        CheckpointError: A weight that the actor trains is not there, or has another shape, or one is there that the
+            actor has not.
     """
-    for name, parameter in actor.trained_weights():
-        if name not in shapes or shapes[name] != parameter.shape:
-            raise CheckpointError(
-                f"{checkpoint} is of another model than actor_rollout_ref.model.path, or has other adapters than "
-                f"actor_rollout_ref.model.lora_rank and .target_modules ask for: {name} does not fit"
-            )
+    trained = {name: parameter.shape for name, parameter in actor.trained_weights()}
+    wrong = [name for name, shape in trained.items() if shapes.get(name) != shape]
+    # The model's own names too: a checkpoint of all weights may hold copies of tied ones, and buffers.
+    wrong += sorted(set(shapes) - set(trained) - {model_name(name) for name in actor.scorer.state_dict()})
+    if wrong:
+        raise CheckpointError(
+            f"{checkpoint} is of another model than actor_rollout_ref.model.path, or has other adapters than "
+            f"actor_rollout_ref.model.lora_rank and .target_modules ask for: {wrong[0]} does not fit"
+        )
 
 
 def _together(action: Any) -> None:
@@ -109,8 +119,5 @@ def _together(action: Any) -> None:
     try:
         action()
     except CheckpointException as error:
-        raise OSError(str(next(iter(error.failures.values()))[0]).splitlines()[0]) from error
-
-
-def _unreadable(checkpoint: Path, why: object) -> CheckpointError:
-    return CheckpointError(f"{checkpoint} cannot be read ({why}); go on from an earlier checkpoint")
+        first = next(iter(error.failures.values()))[0]
+        raise OSError((str(first).splitlines() or [type(first).__name__])[0]) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,7 +24,7 @@ from trainers.errors import CheckpointError
 from trainers.export import export
 from trainers.lora import add_adapter, is_adapter_weight
 from trainers.losses import LossConfig
-from trainers.models import load_model, load_tokenizer, make_small_policy, save_policy, train_tokenizer
+from trainers.models import load_model, load_tokenizer, make_small_policy, save_policy, train_tokenizer, weights_hash
 from trainers.ranks import start_ranks
 from trainers.settings import ModelSettings, SettingsError, build
 from trainers.sharding import ShardingConfig, checkpoint_layers
@@ -174,9 +175,38 @@ def test_the_step_after_loading_equals_the_step_without(base, tokenizer, tmp_pat
 
 def test_an_adapter_goes_into_no_other(base, tokenizer, tmp_path):
     checkpoint = save_checkpoint(tmp_path, new_actor(base), RunState(updates_done=1), tokenizer=tokenizer, made={})
-    for other in (None, replace(LORA, lora_rank=3), replace(LORA, target_modules=("up_proj",), lora_rank=4)):
-        with pytest.raises(CheckpointError, match="lora_rank"):
+    for other, why in (
+        (None, "lora_rank"),
+        (replace(LORA, lora_rank=3), r"lora_rank 2, this run has 3: go on with .*lora_rank=2"),
+        (replace(LORA, lora_alpha=3.0), r"lora_alpha 6\.0, this run has 3\.0: go on with .*lora_alpha=6\.0"),
+        (replace(LORA, target_modules=("q_proj", "v_proj")), r"target_modules ask for: .*\.lora_A\..* does not fit"),
+    ):
+        with pytest.raises(CheckpointError, match=why):
             restore(checkpoint, new_actor(base, adapter=other))
+
+
+def test_an_adapter_is_merged_into_the_policy_it_was_trained_on_alone(base, tokenizer, tmp_path):
+    start = tmp_path / "start"
+    shutil.copytree(base, start)
+    made = {"start_policy_hash": weights_hash(load_model(str(start)).state_dict())}
+    checkpoint = save_checkpoint(tmp_path, new_actor(start), RunState(updates_done=1), tokenizer=tokenizer, made=made)
+    export(checkpoint, tmp_path / "out")
+    other = make_small_policy(tokenizer, hidden=16, layers=2, heads=2, seed=1)
+    save_policy(start, config=other.config, state_dict=other.state_dict(), tokenizer=tokenizer, made={})
+    with pytest.raises(CheckpointError, match=rf"policy of hash {made['start_policy_hash']}, that in {start} has"):
+        export(checkpoint, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("name", ["provenance.json", "adapter_config.json", "adapter_model.safetensors"])
+def test_damaged_adapters_are_told_in_one_line(base, tokenizer, tmp_path, name):
+    checkpoint = save_checkpoint(tmp_path, new_actor(base), RunState(updates_done=1), tokenizer=tokenizer, made={})
+    file = checkpoint / "adapter" / name
+    for content in (b"{}" if name == "adapter_config.json" else b"[", None):
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"cannot be read .*{name}") as caught:
+            export(checkpoint, tmp_path / "out")
+        assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
 
 
 def test_the_same_seed_makes_the_same_adapter_and_leaves_the_generator_alone(base):
@@ -190,7 +220,13 @@ def test_the_same_seed_makes_the_same_adapter_and_leaves_the_generator_alone(bas
 
 
 @pytest.mark.parametrize(
-    ("targets", "why"), [(("no_such_layer",), "name linear layers"), (("lm_head",), "output layer")]
+    ("targets", "why"),
+    [
+        (("no_such_layer",), "name linear layers"),
+        (("lm_head",), "lm_head is another"),
+        (("embed_tokens",), r"model\.embed_tokens is another"),
+        (("q_proj", "embed_tokens"), r"model\.embed_tokens is another"),
+    ],
 )
 def test_layers_that_cannot_have_an_adapter_are_refused(base, targets, why):
     with pytest.raises(SettingsError, match=why):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import resource
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 import torch
 from small_rows import rows
 
-from trainers.actor import Actor, ActorConfig
+from trainers.actor import Actor, ActorConfig, NotFinite
 from trainers.checkpoint import (
     RunState,
     find_checkpoint,
@@ -41,8 +43,8 @@ def model(tokenizer):
     return make_small_policy(tokenizer, hidden=16, layers=1, heads=2)
 
 
-def new_actor(model) -> Actor:
-    config = ActorConfig(lr=1e-2, loss=LossConfig(use_kl_loss=False))
+def new_actor(model, **changes) -> Actor:
+    config = ActorConfig(lr=1e-2, loss=LossConfig(use_kl_loss=False), **changes)
     return Actor(copy.deepcopy(model).requires_grad_(True), start_ranks(), config, pad_id=0)
 
 
@@ -76,6 +78,49 @@ def test_the_step_after_loading_equals_the_step_without(model, tokenizer, tmp_pa
     without_moments.optimizer.state.clear()
     without_moments.update(rows(2))
     assert not all(torch.equal(t, expected[n]) for n, t in without_moments.full_state_dict().items())
+
+
+def test_a_pass_without_gradients_before_it_changes_no_checkpoint(model, tokenizer, tmp_path, checkpoint_format):
+    actor = new_actor(model)
+    actor.update(rows(0))
+    actor.log_probs(rows(1))
+    checkpoint = save(tmp_path, actor, tokenizer, 1, checkpoint_format=checkpoint_format)
+    resumed = new_actor(model)
+    resumed.log_probs(rows(1))
+    restore(checkpoint, resumed)
+    assert set(resumed.optimizer.state) == set(resumed.trained)
+    for learner in (actor, resumed):
+        learner.update(rows(2))
+    expected = actor.full_state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.full_state_dict().items())
+
+
+def test_moments_of_what_is_not_trained_stop_a_save(model, tokenizer, tmp_path, checkpoint_format):
+    actor = new_actor(model)
+    actor.update(rows(0))
+    actor.optimizer.state[torch.zeros(1)] = {"step": torch.ones(())}
+    with pytest.raises(TrainingError, match=r"state of \d+ tensors, only \d+ of them are trained"):
+        save(tmp_path, actor, tokenizer, 1, checkpoint_format=checkpoint_format)
+
+
+def test_steps_that_were_skipped_before_a_checkpoint_count_after_it(model, tokenizer, tmp_path, checkpoint_format):
+    spoilt = rows(0)
+    spoilt.advantage[:] = float("nan")
+    actor = new_actor(model, max_nan_steps=2)
+    actor.update(rows(0))
+    assert actor.update(spoilt)["actor/skipped_steps"] == 1
+    checkpoint = save(tmp_path, actor, tokenizer, 2, checkpoint_format=checkpoint_format)
+    resumed = new_actor(model, max_nan_steps=2)
+    restore(checkpoint, resumed)
+    for learner in (actor, resumed):
+        with pytest.raises(NotFinite, match="2 optimizer steps in a row"):
+            learner.update(spoilt)
+
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["num_nan_steps"]  # as checkpoints were before
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    restore(checkpoint, resumed)
+    assert resumed.num_nan_steps == 0
 
 
 def test_the_policy_inside_is_a_hugging_face_directory_with_the_same_weights(model, tokenizer, tmp_path):
@@ -254,6 +299,38 @@ def test_shards_that_cannot_be_read_are_refused(model, tokenizer, tmp_path, name
     (checkpoint / name).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"cannot be read .*; go on from an earlier checkpoint"):
         restore(checkpoint, new_actor(model))
+
+
+DAMAGES = [
+    ("sharded", "shards/__0_0.distcp"),
+    ("sharded", "shards/.metadata"),
+    ("sharded", "policy/provenance.json"),
+    ("sharded", "policy/config.json"),
+    ("full", "policy/model.safetensors"),
+    ("full", "policy/provenance.json"),
+]
+
+
+@pytest.mark.parametrize(("checkpoint_format", "name"), DAMAGES)
+def test_exports_of_damaged_checkpoints_are_refused_in_one_line(model, tokenizer, tmp_path, checkpoint_format, name):
+    checkpoint = save(tmp_path, new_actor(model), tokenizer, 1, checkpoint_format=checkpoint_format)
+    size = (checkpoint / name).stat().st_size
+    for new_size in (size * 2 // 3, size // 3, 0, None):
+        if new_size is None:
+            (checkpoint / name).unlink()
+        else:
+            os.truncate(checkpoint / name, new_size)
+        with pytest.raises(CheckpointError, match=r"cannot be read .*; go on from an earlier checkpoint") as caught:
+            export(checkpoint, tmp_path / "out")
+        assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_the_command_names_its_own_setting(tmp_path):
+    missing = tmp_path / "nothing"
+    command = [sys.executable, "-m", "trainers.export", f"checkpoint={missing}", f"output_dir={tmp_path / 'out'}"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr == f"error: checkpoint: {missing} does not exist; give a run directory or a checkpoint\n"
 
 
 def test_state_comes_back_and_other_prompts_are_refused(model, tokenizer, tmp_path):
