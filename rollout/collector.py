@@ -50,6 +50,7 @@ class TrajectoryCollector:
         """Figures of the last `collect`: those of `batch_statistics`, and seconds by phase (`time/<phase>_s`)."""
         self.num_failed_episodes = 0
         """Episodes left out since construction because their environment was lost twice."""
+        self._num_failed_before = 0
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds_before = dict(self._seconds)
 
@@ -63,6 +64,7 @@ class TrajectoryCollector:
         update: int,
         seed: int,
         first_episode: int = 0,
+        weight_version: int | None = None,
     ) -> StepBatch:
         """Plays each goal `group_size` times.
 
@@ -78,6 +80,7 @@ class TrajectoryCollector:
             update: Pass of the main loop, part of the name of the sampling noise.
             seed: Seed of the sampling noise.
             first_episode: Number of the first episode, a multiple of `group_size`.
+            weight_version: Version stamp that the policy's weights must have; None takes those that it has.
 
         Returns:
             Rows by (episode_id, step_index). An episode whose environment was lost is played once more; one that is
@@ -85,9 +88,15 @@ class TrajectoryCollector:
 
         Raises:
             ShopGymError: there are no goals, or fewer environments than `group_size`.
-            RuntimeError: a reply was written with other weights than the policy began with, or no episode is left.
+            RuntimeError: the policy's weights are not those asked for, a reply was written with others than it began
+                with, or no episode is left.
         """
         self._check(goal_indexes, group_size, first_episode)
+        if weight_version is not None and policy.weight_version != weight_version:
+            raise RuntimeError(
+                f"the engine has weights {policy.weight_version}, expected {weight_version}: "
+                "it must take the actor's weights after each update, before the next collection"
+            )
         began = dict(self._seconds)
         prompt_seconds_before = self.manager.prompt_seconds
         goals_per_pass = self.manager.num_envs // group_size
@@ -128,6 +137,12 @@ class TrajectoryCollector:
         spent = {f"time/{phase}_s": self._seconds[phase] - self._seconds_before[phase] for phase in PHASES}
         self._seconds_before = dict(self._seconds)
         return spent
+
+    def pop_failed_episodes(self) -> int:
+        """Episodes left out (`num_failed_episodes`) since this was last asked."""
+        num_new = self.num_failed_episodes - self._num_failed_before
+        self._num_failed_before = self.num_failed_episodes
+        return num_new
 
     def _play(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -66,6 +66,26 @@ def batch_statistics(batch: StepBatch) -> dict[str, float]:
         # What a page refused is named in brackets or after a colon; the kind of reason stands before.
         figures |= _shares("impossible", (re.split(r"[\[:]", reason)[0] for reason in impossible), len(batch))
     return {key: float(value) for key, value in figures.items()}
+
+
+LATE = ("rollout/step_credit_frac", "rollout/reward_kl_nats")
+"""Figures that only rows with advantages have: they are of the rows learnt from, whatever was played."""
+
+
+def with_statistics(batch: StepBatch, played: Mapping[str, float]) -> dict[str, float]:
+    """All figures of an update: `rollout/<what>` tells what was played, `trained/<what>` what is learnt from.
+
+    Args:
+        batch: Rows with advantages.
+        played: Figures so far. Where they hold those of `batch_statistics`, more was played than is learnt from, or
+            rows were repeated or removed; else the batch is all that was played, and nothing is told twice.
+    """
+    figures = batch_statistics(batch)
+    if "rollout/num_steps" not in played:
+        return figures | dict(played)
+    late = {name: figures[name] for name in LATE if name in figures}
+    trained = {name.replace("rollout/", "trained/", 1): value for name, value in figures.items() if name not in late}
+    return dict(played) | trained | late
 
 
 def _step_group_figures(batch: StepBatch) -> dict[str, float]:

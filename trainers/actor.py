@@ -21,7 +21,7 @@ import torch
 
 from rollout.types import StepBatch, ragged
 from trainers import lora
-from trainers.losses import LossConfig, TokenLosses, row_coefficients, token_losses
+from trainers.losses import LossConfig, TokenLosses, kl_estimate, row_coefficients, token_losses
 from trainers.mismatch import MismatchTotals
 from trainers.offload import state_on
 from trainers.ranks import Ranks
@@ -307,7 +307,9 @@ class Actor(ShardedPolicy):
             raise ValueError("an update needs at least one row with a weight above 0")
         if batch.old_log_probs is None and not self._is_one_step(batch):
             raise ValueError("more than one optimizer step follows: fill old_log_probs with with_old_log_probs(batch)")
-        totals = UpdateTotals(tis_imp_ratio_cap=self.config.loss.tis_imp_ratio_cap)
+        totals = UpdateTotals(
+            tis_imp_ratio_cap=self.config.loss.tis_imp_ratio_cap, has_reference=batch.ref_log_probs is not None
+        )
         for epoch in range(self.config.epochs):
             order = real
             if len(real) > self.config.mini_batch_size:
@@ -399,6 +401,9 @@ class Actor(ShardedPolicy):
         )
         weights = per_token(coefficients)
         with torch.no_grad():
+            if losses.kl is None and reference is not None:  # no part of the loss, but worth knowing
+                kl = kl_estimate(log_probs, reference, kind=self.config.loss.kl_loss_type)
+                losses = replace(losses, kl=kl)
             totals.add(losses, entropy, weights, old - log_probs, old - engine)
         return (losses.total * weights).sum()
 
@@ -406,7 +411,8 @@ class Actor(ShardedPolicy):
 class UpdateTotals:
     """Sums of an update's figures, weighted as the loss weights its tokens.
 
-    Losses are means over the mini-batches, as they were minimised; the others are means over tokens.
+    Losses are means over the mini-batches, as they were minimised; the others are means over tokens. The KL to the
+    reference is known wherever there is a reference, whether the loss has it or not, and left out elsewhere.
     """
 
     NAMES = (
@@ -420,7 +426,8 @@ class UpdateTotals:
     )
     LOSSES = ("actor/loss", "actor/policy_loss")
 
-    def __init__(self, *, tis_imp_ratio_cap: float | None = None) -> None:
+    def __init__(self, *, tis_imp_ratio_cap: float | None = None, has_reference: bool = False) -> None:
+        self.has_reference = has_reference
         self.mismatch = MismatchTotals(cap=tis_imp_ratio_cap)
         self.sums = np.zeros(len(self.NAMES))
         self.weight = 0.0
@@ -460,6 +467,8 @@ class UpdateTotals:
             name: _ratio(total, self.num_mini_batches if name in self.LOSSES else weight)
             for name, total in zip(self.NAMES, sums, strict=True)
         }
+        if not self.has_reference:
+            del metrics["actor/kl_to_reference_nats"]
         metrics["actor/ratio_max"] = float(ratio)
         metrics["actor/first_ratio_distance"] = float(first_gap / first_weight) if first_weight else 0.0
         metrics["actor/grad_norm"] = float(np.mean(self.grad_norms)) if self.grad_norms else float("nan")

@@ -6,6 +6,7 @@ Rich and Matplotlib are used where they are installed; metrics.jsonl is always w
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -17,6 +18,9 @@ from typing import Any
 from trainers.boards import Board
 from trainers.files import write_atomically
 from trainers.trouble import TroubleWatch
+
+METRICS = "metrics.jsonl"
+"""File of a run directory."""
 
 
 class RunLog:
@@ -51,7 +55,7 @@ class RunLog:
         """
         self.lines = lines
         self.current_phase = "open"
-        self._path = run_dir / "metrics.jsonl"
+        self._path = run_dir / METRICS
         self._is_first = is_first
         self._seconds: dict[str, float] = {}
         self._memory = memory
@@ -61,7 +65,7 @@ class RunLog:
         done = int(lines[-1]["update"]) if lines else 0
         self._console = _Console(total_updates, done) if is_first and console else None
         if is_first:
-            write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+            write_atomically(self._path, "".join(_json_line(line) for line in lines))
 
     @contextmanager
     def phase(self, name: str, update: int) -> Iterator[None]:
@@ -90,7 +94,7 @@ class RunLog:
         if not self._is_first:
             return
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(_json_line(line))
         for board in self._boards:
             board.add(line)
         if self._console:
@@ -241,19 +245,29 @@ def _validation_text(line: dict[str, Any]) -> str:
 def _learning_text(line: dict[str, Any]) -> str:
     if line.get("actor/update_skipped"):
         return "no update: every advantage is 0"
-    return (
-        f"kl {line['actor/kl_to_reference_nats']:.4f}  entropy {line['actor/entropy_nats']:.3f}  "
+    kl = line.get("actor/kl_to_reference_nats")  # there is none without a reference
+    return ("" if kl is None else f"kl {kl:.4f}  ") + (
+        f"entropy {line['actor/entropy_nats']:.3f}  "
         f"clipped {line['actor/ratio_clipped_frac']:.3f}  grad {line['actor/grad_norm']:.2f}"
     )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Lines of a metrics.jsonl; a last line that a kill cut short is left out."""
+    """Lines of a metrics.jsonl, NaN where it has null; a last line that a kill cut short is left out."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):
-            lines.append(json.loads(text))
+            line = json.loads(text)
+            lines.append({name: float("nan") if value is None else value for name, value in line.items()})
     return lines
+
+
+def _json_line(line: dict[str, Any]) -> str:
+    """A line of metrics.jsonl; what is no finite number is null, which JSON has a word for."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
+    }
+    return json.dumps(finite, allow_nan=False) + "\n"
 
 
 def draw_curve(metrics: Path, picture: Path) -> bool:

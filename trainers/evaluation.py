@@ -54,6 +54,7 @@ from trainers.settings import (
 )
 from trainers.worlds import (
     World,
+    drawing_seed,
     goal_ids,
     goal_products,
     make_grammar,
@@ -81,6 +82,8 @@ class GoalList:
     goals: str
     split_by: str
     catalogue_hash: str
+    env_seed: int | None = None
+    """What WebShop-v0 draws prices and caps with; None elsewhere, and in files that do not say it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,13 +174,16 @@ def paired_differences(before: Evaluation, after: Evaluation) -> dict[str, Estim
 
 
 def pairing_notes(before: Evaluation, after: Evaluation) -> list[str]:
-    """What to tell beside a comparison: what the two had that differs, so that not only the policies do."""
+    """What to tell beside a comparison: what the two had that differs, so that not only the policies do.
+
+    What only one of them says, as files of different versions do, is no difference.
+    """
     then = {"temperature": before.temperature, "seed": before.seed, **before.setup}
     now = {"temperature": after.temperature, "seed": after.seed, **after.setup}
     return [
-        f"the earlier evaluation had {name} {then.get(name)}, this one has {now.get(name)}"
-        for name in {**then, **now}
-        if then.get(name) != now.get(name)
+        f"the earlier evaluation had {name} {then[name]}, this one has {now[name]}"
+        for name in then
+        if name in now and then[name] != now[name]
     ]
 
 
@@ -189,7 +195,8 @@ def require_same_goals(before: Evaluation, *, goal_list: GoalList, goal_index: l
     """
     for field in fields(GoalList):
         then, now = getattr(before.goal_list, field.name), getattr(goal_list, field.name)
-        if then != now:
+        is_unknown = field.name == "env_seed" and None in (then, now)
+        if then != now and not is_unknown:
             name = field.name.replace("_", " ")
             raise SettingsError(
                 f"the two evaluations differ in their {name}, {then} and {now}; they cannot be compared"
@@ -212,9 +219,19 @@ def evaluate(
     setup: Mapping[str, Any],
     name: str,
     on_rows: Callable[[StepBatch], None] | None = None,
+    weight_version: int | None = None,
 ) -> Evaluation:
-    """Plays each goal once; `on_rows` gets all rows, on every rank. The policy is called `name` in the result."""
-    rows = collect_over_ranks(collector, policy, goals, params, ranks, group_size=1, update=NOISE_UPDATE, seed=seed)
+    """Plays each goal once; `on_rows` gets all rows, on every rank. The policy is called `name` in the result.
+
+    Where a `weight_version` is given, a policy of another is an error.
+    """
+    rows = collect_over_ranks(
+        *(collector, policy, goals, params, ranks),
+        group_size=1,
+        update=NOISE_UPDATE,
+        seed=seed,
+        weight_version=weight_version,
+    )
     if on_rows is not None:
         on_rows(rows)
     _, firsts = np.unique(rows.episode_id, return_index=True)
@@ -294,6 +311,7 @@ def goal_list_of(env: EnvSettings, catalogue_hash: str) -> GoalList:
         goals=env.webshop.goals,
         split_by=env.webshop.split_by,
         catalogue_hash=catalogue_hash,
+        env_seed=drawing_seed(env),
     )
 
 
@@ -303,6 +321,9 @@ def setup_of(env: EnvSettings, data: DataSettings, *, constrained: bool) -> dict
         "env.prompt": env.prompt,
         "env.memory": env.memory,
         "env.history_length": env.history_length,
+        "env.history_overflow": env.history_overflow,
+        "env.memory_tokens": env.memory_tokens,
+        "env.projection.reject_chinese": env.projection.reject_chinese,
         "env.max_steps": env.max_steps,
         "env.webshop.search": env.webshop.search,
         "data.max_prompt_length": data.max_prompt_length,

@@ -21,8 +21,9 @@ from pathlib import Path
 import yaml
 
 from rollout.filters import FilterConfig, collect_until_groups_differ
+from rollout.flatten import concatenate
 from rollout.report import sample_report
-from rollout.statistics import batch_statistics
+from rollout.statistics import batch_statistics, with_statistics
 from rollout.types import SamplingParams, StepBatch
 from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.checkpoint import find_checkpoint, save_checkpoint
@@ -44,7 +45,7 @@ from trainers.goals import goal_notes, validation_source
 from trainers.launch import launch_with_ray
 from trainers.ranks import joined_ranks, set_threads
 from trainers.rollout_files import keep_rows, write_rows
-from trainers.rollouts import collect_over_ranks
+from trainers.rollouts import collect_over_ranks, failed_episodes
 from trainers.row_modes import RowConfig, with_row_mode
 from trainers.run import Run, open_run, rollout_sampling
 from trainers.settings import Settings, flatten
@@ -77,7 +78,7 @@ def train(run: Run) -> Evaluation | None:
         with log.phase("load", update):
             run.engine.load_weights(run.actor.full_weights(run.engine.dtype), version=update + 1)
         state.updates_done = update + 1
-        log.log(state.updates_done, batch_statistics(batch) | metrics | run.engine.pop_seconds())
+        log.log(state.updates_done, with_statistics(batch, metrics) | run.engine.pop_seconds())
         is_last = state.updates_done == settings.trainer.total_updates
         if validates and (is_last or is_due(state.updates_done, settings.trainer.test_freq)):
             last = validate(run)
@@ -90,12 +91,16 @@ def train(run: Run) -> Evaluation | None:
 
 
 def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch, dict[str, float]]:
-    """The rows of an update on every rank, and figures of how they came about (times are those of this rank)."""
+    """The rows of an update on every rank, and figures of how they came about (times are those of this rank).
+
+    Where not all rows that were played are learnt from as they are, the figures tell of those that were played.
+    """
     settings = run.settings
     filters, num_groups = settings.algorithm.filter_groups, settings.data.train_batch_size
+    played: list[StepBatch] = []
 
     def play(attempt: int) -> StepBatch:
-        return collect_over_ranks(
+        rows = collect_over_ranks(
             run.collector,
             run.engine,
             run.goals.batch(update, attempt),
@@ -105,7 +110,10 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
             update=update,
             seed=settings.trainer.seed,
             first_group=attempt * num_groups,
+            weight_version=update,
         )
+        played.append(rows)
+        return rows
 
     config = FilterConfig(
         enable=filters.enable, max_num_gen_batches=filters.max_num_gen_batches, outcome=filters.outcome
@@ -114,7 +122,9 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
     batch, changed = with_row_mode(
         batch, RowConfig.of(settings, num_ranks=run.ranks.world), seed=settings.trainer.seed, update=update
     )
-    return batch, figures | changed | run.collector.pop_seconds()
+    if filters.enable or settings.data.row_mode != "pad":
+        figures |= batch_statistics(concatenate(played))
+    return batch, figures | changed | failed_episodes(run.collector, run.ranks) | run.collector.pop_seconds()
 
 
 def learn(run: Run, update: int, batch: StepBatch) -> dict[str, float]:
@@ -151,6 +161,7 @@ def validate(run: Run) -> Evaluation:
             setup=setup_of(run.settings.env, run.settings.data, constrained=constrained),
             name=f"{run.settings.actor_rollout_ref.model.path} after {done} updates",
             on_rows=lambda rows: write_sample(run, rows),
+            weight_version=done,
         )
     run.log.log(done, evaluation.metrics())
     if run.ranks.is_first:

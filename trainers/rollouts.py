@@ -21,10 +21,11 @@ def collect_over_ranks(
     update: int,
     seed: int,
     first_group: int = 0,
+    weight_version: int | None = None,
 ) -> StepBatch:
     """Plays whole groups on each rank, then gives every rank all rows, by (episode_id, step_index).
 
-    Groups are numbered from `first_group` on.
+    Groups are numbered from `first_group` on. Where a `weight_version` is given, a policy of another is an error.
     """
     mine = ranks.block(len(goals))
     share = None
@@ -37,5 +38,12 @@ def collect_over_ranks(
             update=update,
             seed=seed,
             first_episode=(first_group + mine.start) * group_size,
+            weight_version=weight_version,
         )
     return concatenate([part for part in ranks.gather(share) if part is not None])
+
+
+def failed_episodes(collector: TrajectoryCollector, ranks: Ranks) -> dict[str, float]:
+    """How many episodes were left out on any rank since this was last asked, as a figure; all ranks must ask."""
+    (num,) = ranks.sum([collector.pop_failed_episodes()])
+    return {"rollout/failed_episodes": float(num)}

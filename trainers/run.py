@@ -27,7 +27,7 @@ from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
 from trainers.sharding import ShardingConfig, checkpoint_layers
-from trainers.worlds import make_grammar, make_manager, open_world, require_positions
+from trainers.worlds import drawing_seed, make_grammar, make_manager, open_world, require_positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,6 +93,8 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         "start_policy_hash": weights_hash(policy.state_dict()),
         "train_goals": goals_hash(goals.goals),
     }
+    if drawing_seed(settings.env) is not None:
+        hashes["environment_seed"] = str(drawing_seed(settings.env))
     resumed = settings.trainer.resume_from
     checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
     state = read_state(checkpoint, hashes=hashes) if checkpoint else RunState(hashes=hashes)

@@ -95,13 +95,18 @@ TROUBLES = (
     ),
     Trouble(
         "KL explosion",
-        ("actor/kl_to_reference_nats", "actor/kl_to_old_nats"),
-        lambda now, _: (
-            now["actor/kl_to_reference_nats"] > KL_TO_REFERENCE_NATS or now["actor/kl_to_old_nats"] > KL_TO_OLD_NATS
-        ),
-        "the policy runs away: KL {actor/kl_to_reference_nats:.3f} nats a token to the reference, "
-        "{actor/kl_to_old_nats:.3f} within the update: lower actor_rollout_ref.actor.optim.lr, raise .kl_loss_coef, "
+        ("actor/kl_to_reference_nats",),
+        lambda now, _: now["actor/kl_to_reference_nats"] > KL_TO_REFERENCE_NATS,
+        "the policy runs away: KL {actor/kl_to_reference_nats:.3f} nats a token to the reference: lower "
+        "actor_rollout_ref.actor.optim.lr, raise .kl_loss_coef (algorithm.kl_ctrl.kl_coef with the KL in the reward), "
         "and go on from an earlier checkpoint",
+    ),
+    Trouble(
+        "KL explosion within an update",
+        ("actor/kl_to_old_nats",),
+        lambda now, _: now["actor/kl_to_old_nats"] > KL_TO_OLD_NATS,
+        "the policy runs away: KL {actor/kl_to_old_nats:.3f} nats a token within the update: lower "
+        "actor_rollout_ref.actor.optim.lr, and go on from an earlier checkpoint",
     ),
 )
 

@@ -65,6 +65,11 @@ def is_shop(env: EnvSettings) -> bool:
     return env.env_name.startswith("WebShop-")
 
 
+def drawing_seed(env: EnvSettings) -> int | None:
+    """The seed by which the environment draws what goals mean (v0: prices and caps); None where it draws nothing."""
+    return env.seed if env.env_name == "WebShop-v0" else None
+
+
 def open_world(env: EnvSettings) -> World:
     """The shop that the settings name, shared by all environments of this process, or the seeds of something else.
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from rollout.engines.hf import HFEngine
 from rollout.storage import load_batch
 from trainers import gigpo_fsdp
 from trainers.advantages import AdvantageConfig
@@ -269,6 +270,9 @@ def test_an_update_without_any_advantage_is_skipped_and_said(policy, tmp_path, c
     assert line["filter/num_tries"] == 3.0
     assert line["filter/num_groups_played"] == 12.0
     assert line["filter/num_groups_trained_on"] == 4.0
+    assert line["rollout/num_episodes"] == 48.0 and line["trained/num_episodes"] == 16.0
+    assert line["rollout/num_groups"] == 12.0 and line["trained/num_groups"] == 4.0
+    assert line["rollout/generated_tokens"] > line["trained/generated_tokens"] > 0
     before = load_model(str(policy)).state_dict()
     for name, tensor in load_weights(run / "checkpoints" / "update_000001").items():
         assert tensor.equal(before[name]), name
@@ -344,7 +348,30 @@ def test_the_kl_in_the_reward_needs_a_reference_and_leaves_the_loss_alone(policy
     lines = metrics(run)
     assert lines[0]["rollout/reward_kl_nats"] == pytest.approx(0.0, abs=1e-6)
     assert max(abs(line["rollout/reward_kl_nats"]) for line in lines) > 1e-4
-    assert all(line["actor/kl_to_reference_nats"] == 0.0 for line in lines if "actor/loss" in line)
+    # One optimizer step an update: while it is computed, the weights are those that the reward was made with.
+    learnt = [line for line in lines if "actor/loss" in line]
+    assert any(line["actor/kl_to_reference_nats"] > 1e-6 for line in learnt)
+    kind = "actor_rollout_ref.actor.kl_loss_type=kl"
+    gigpo_fsdp.main([*words(policy, tmp_path / "kl"), *quick, *one_step, *settings, kind])
+    for line in metrics(tmp_path / "kl"):
+        assert line["actor/kl_to_reference_nats"] == pytest.approx(line["rollout/reward_kl_nats"], abs=1e-5)
+    gigpo_fsdp.main([*words(policy, tmp_path / "none"), *quick, *one_step, settings[0]])
+    assert not any("actor/kl_to_reference_nats" in line for line in metrics(tmp_path / "none"))
+
+
+def test_an_engine_that_keeps_old_weights_stops_the_run(policy, tmp_path, monkeypatch):
+    load = HFEngine.load_weights
+
+    def load_once(engine, weights, version):
+        if version == 0:
+            load(engine, weights, version)
+
+    monkeypatch.setattr(HFEngine, "load_weights", load_once)
+    quick = ["trainer.val_before_train=false", "trainer.logger=[console]"]
+    with pytest.raises(RuntimeError, match="the engine has weights 0, expected 1"):
+        gigpo_fsdp.main([*words(policy, tmp_path / "rollout"), *quick, "trainer.test_freq=0"])
+    with pytest.raises(RuntimeError, match="the engine has weights 0, expected 1"):
+        gigpo_fsdp.main([*words(policy, tmp_path / "check"), *quick, "trainer.test_freq=1"])
 
 
 @pytest.mark.parametrize(("in_loss", "in_reward"), [(False, False), (True, False), (False, True), (True, True)])

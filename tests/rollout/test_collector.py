@@ -15,6 +15,8 @@ from rollout.engines.hf import HFEngine
 from rollout.engines.scripted import EOS, ScriptedPolicy
 from rollout.flatten import concatenate
 from rollout.types import Generation
+from trainers.ranks import start_ranks
+from trainers.rollouts import failed_episodes
 from webshop_env.errors import ShopGymError
 
 PATH = ["down", "down", "right", "right", "down", "right"]
@@ -158,6 +160,17 @@ def test_stale_weights_are_an_error() -> None:
         )
 
 
+def test_a_policy_that_did_not_take_the_expected_weights_is_an_error() -> None:
+    policy = ScriptedPolicy(cross)
+    collector = TrajectoryCollector(EnvManager("FrozenLake-v1", 1))
+    how = {"group_size": 1, "update": 1, "seed": 0}
+    params = SamplingParams(max_tokens=64)
+    with pytest.raises(RuntimeError, match="the engine has weights 0, expected 1"):
+        collector.collect([0], policy, params, **how, weight_version=1)
+    policy.weight_version = 1
+    assert len(collector.collect([0], policy, params, **how, weight_version=1)) == 6
+
+
 @pytest.mark.parametrize(
     ("goals", "settings", "message"),
     [
@@ -192,5 +205,7 @@ def test_an_episode_whose_environment_is_lost_is_played_again_or_left_out(losses
     search = ScriptedPolicy(lambda prompt, actions: "<action>search[mug]</action>")
     rows = collector.collect([3, 5], search, PARAMS, group_size=2, update=0, seed=0)
     assert collector.num_failed_episodes == (0 if losses == 1 else 1)
+    assert failed_episodes(collector, start_ranks()) == {"rollout/failed_episodes": float(losses != 1)}
+    assert failed_episodes(collector, start_ranks()) == {"rollout/failed_episodes": 0.0}, "told once"
     assert sorted(set(rows.episode_id.tolist())) == ([0, 1, 2, 3] if losses == 1 else [1, 2, 3])
     assert (rows.episode_length == 3).all()

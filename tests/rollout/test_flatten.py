@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollout.flatten import EpisodeRecord, StepRecord, concatenate, flatten
-from rollout.statistics import batch_statistics
+from rollout.statistics import batch_statistics, with_statistics
 from rollout.types import Generation, GenerationRequest, NoiseKey
 
 
@@ -128,3 +128,16 @@ def test_reasons_are_counted_by_kind_not_by_what_was_refused() -> None:
     figures = batch_statistics(batch)
     assert figures["rollout/impossible/this_page_does_not_offer_click_frac"] == pytest.approx(2 / 6)
     assert figures["rollout/impossible/it_failed_frac"] == pytest.approx(1 / 6)
+
+
+def test_what_was_played_and_what_is_learnt_from_have_names_of_their_own() -> None:
+    played = flatten(episodes())
+    figures = batch_statistics(played)
+    learnt = played.select(np.r_[0, 0, 0, np.arange(len(played))])
+    learnt.step_return = learnt.reward
+    told = with_statistics(learnt, figures | {"filter/num_tries": 2.0})
+    assert {name: told[name] for name in figures} == figures, "copies were not generated"
+    assert told["trained/num_steps"] == figures["rollout/num_steps"] + 3
+    assert told["trained/generated_tokens"] == figures["rollout/generated_tokens"] + 3 * len(played.reply_ids[0])
+    assert told["filter/num_tries"] == 2.0 and "rollout/step_credit_frac" in told
+    assert with_statistics(played, {"time/env_s": 1.0}) == figures | {"time/env_s": 1.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import sys
 import time
@@ -150,6 +151,27 @@ def test_an_update_without_learning_is_told(tmp_path, capsys):
     log = open_log(tmp_path)
     log.log(1, {key: value for key, value in UPDATE.items() if "actor" not in key} | {"actor/update_skipped": 1.0})
     assert "no update: every advantage is 0" in capsys.readouterr().out
+
+
+def test_without_a_reference_no_kl_is_shown(tmp_path, capsys):
+    log = open_log(tmp_path)
+    log.log(1, {key: value for key, value in UPDATE.items() if key != "actor/kl_to_reference_nats"})
+    assert "steps 4.0  entropy 1.000  clipped 0.000  grad 1.50" in capsys.readouterr().out
+
+
+def test_figures_that_are_no_numbers_are_null_in_the_file_and_come_back(tmp_path):
+    log = open_log(tmp_path, console=False)
+    log.log(1, UPDATE | {"actor/grad_norm": float("nan"), "actor/ratio_max": float("inf")})
+    log.close()
+    open_log(tmp_path, console=False, lines=log.lines).close()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    (text,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    line = json.loads(text, parse_constant=refuse)
+    assert line["actor/grad_norm"] is None and line["actor/ratio_max"] is None
+    assert math.isnan(read_metrics(tmp_path / "metrics.jsonl")[0]["actor/grad_norm"])
 
 
 def test_going_on_drops_lines_from_after_the_checkpoint(tmp_path):

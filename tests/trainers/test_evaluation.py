@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,15 @@ from trainers.errors import TrainingError
 from trainers.evaluation import (
     Evaluation,
     GoalList,
+    goal_list_of,
     load_evaluation,
     paired_differences,
     pairing_notes,
     save_evaluation,
     save_results,
+    setup_of,
 )
-from trainers.settings import SettingsError
+from trainers.settings import SettingsError, resolve
 from webshop_env.errors import ShopGymError
 from webshop_env.shop import open_shop
 
@@ -32,6 +35,7 @@ GOALS = {
     "goals": "synthetic",
     "split_by": "goal",
     "catalogue_hash": "c",
+    "env_seed": 0,
 }
 
 
@@ -82,12 +86,36 @@ def test_other_goals_or_catalogues_are_not_compared():
         ("goals", "human"),
         ("split_by", "product"),
         ("catalogue_hash", "d"),
+        ("env_seed", 1),
     ],
 )
 def test_goals_from_elsewhere_are_not_compared(name, value):
     other = evaluation([True, False], goal_list=GoalList(**(GOALS | {name: value})))
     with pytest.raises(SettingsError, match=f"differ in their {name.replace('_', ' ')}, .* and {value}"):
         paired_differences(evaluation([True, False]), other)
+
+
+def test_prices_and_caps_of_another_seed_are_other_goals_in_v0_alone():
+    drawn = [resolve([f"env.env_name=WebShop-v{v}", f"env.seed={seed}"])[0].env for v in (0, 1) for seed in (0, 7)]
+    lists = [goal_list_of(env, "c") for env in drawn]
+    with pytest.raises(SettingsError, match="differ in their env seed, 0 and 7"):
+        paired_differences(evaluation([True], goal_list=lists[0]), evaluation([True], goal_list=lists[1]))
+    assert lists[2] == lists[3] != lists[0]
+    before = replace(lists[0], env_seed=None)  # a file of before, which does not say it
+    assert paired_differences(evaluation([True], goal_list=before), evaluation([True], goal_list=lists[1]))
+
+
+def test_what_a_prompt_loses_and_what_is_malformed_are_part_of_the_setup():
+    words = ["env.history_overflow=all", "env.memory_tokens=100", "env.projection.reject_chinese=false"]
+    plain, other = (resolve(given)[0] for given in ([], words))
+    setups = [setup_of(settings.env, settings.data, constrained=False) for settings in (plain, other)]
+    first, second = (evaluation([True], setup=setup) for setup in setups)
+    noted = pairing_notes(first, second)
+    assert len(noted) == len(words)
+    for word, note in zip(words, noted, strict=True):
+        assert word.partition("=")[0] in note
+    of_before = evaluation([True], setup={"env.max_steps": plain.env.max_steps})
+    assert pairing_notes(of_before, second) == [], "what it does not say is no difference"
 
 
 def test_what_else_differs_is_noted():

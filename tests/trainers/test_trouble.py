@@ -37,7 +37,7 @@ HEALTHY = {
         ({"actor/engine_gap_mean_nats": 0.2}, "engine far from trainer", "0.200 nats"),
         ({"actor/entropy_nats": 0.0019}, "entropy collapse", "0.0019 nats"),
         ({"actor/kl_to_reference_nats": 1.5}, "KL explosion", "KL 1.500"),
-        ({"actor/kl_to_old_nats": 0.3}, "KL explosion", "0.300 within the update"),
+        ({"actor/kl_to_old_nats": 0.3}, "KL explosion within an update", "0.300 nats a token within"),
     ],
 )
 def test_each_trouble_is_named_once_until_it_clears(changes, name, words):
@@ -70,6 +70,12 @@ def test_each_trouble_is_named_once_until_it_clears(changes, name, words):
 def test_what_is_just_not_one_is_not_told(changes):
     watch = TroubleWatch([HEALTHY])
     assert watch.look(HEALTHY | changes) == []
+
+
+def test_an_update_that_goes_too_far_is_told_without_a_reference_too():
+    line = {name: value for name, value in HEALTHY.items() if name != "actor/kl_to_reference_nats"}
+    (told,) = TroubleWatch().look(line | {"actor/kl_to_old_nats": 0.3})
+    assert told.startswith("KL explosion within an update: ")
 
 
 def test_every_trouble_has_its_figures_here():
