@@ -61,6 +61,7 @@ class RunLog:
         self._memory = memory
         self._used: dict[str, float] = {}
         self._trouble = TroubleWatch(lines)
+        self._warned: set[str] = set()
         self._boards = boards
         done = int(lines[-1]["update"]) if lines else 0
         self._console = _Console(total_updates, done) if is_first and console else None
@@ -111,6 +112,12 @@ class RunLog:
             self._console.say(text)
         elif self._is_first:
             print(text, flush=True)
+
+    def warn_once(self, topic: str, text: str) -> None:
+        """Warns of something, and never again of the same topic."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            self.say(f"warning: {text}")
 
     def close(self) -> None:
         """Ends the display and flushes what is buffered."""

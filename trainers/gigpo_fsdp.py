@@ -15,6 +15,7 @@ import os
 if __name__ == "__main__":  # before torch: threads that wait by spinning starve each other on busy cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,7 +45,7 @@ from trainers.files import write_atomically
 from trainers.goals import goal_notes, validation_source
 from trainers.launch import launch_with_ray
 from trainers.ranks import joined_ranks, set_threads
-from trainers.rollout_files import keep_rows, write_rows
+from trainers.rollout_files import can_do_without, keep_rows, write_rows
 from trainers.rollouts import collect_over_ranks, failed_episodes
 from trainers.row_modes import RowConfig, with_row_mode
 from trainers.run import Run, open_run, rollout_sampling
@@ -185,8 +186,9 @@ def write_sample(run: Run, rows: StepBatch) -> None:
     """Keeps the episodes of a validation beside its results: all of them as rows, some of them as text."""
     if run.ranks.is_first:
         text = sample_report(rows, decode=lambda ids: str(run.tokenizer.decode(ids, skip_special_tokens=True)))
-        write_atomically(validation_file(run).with_suffix(".txt"), text)
-        write_rows(run, rows, validation_file(run).with_suffix(".parquet"))
+        with can_do_without(run):
+            write_atomically(validation_file(run).with_suffix(".txt"), text)
+            write_rows(run, rows, validation_file(run).with_suffix(".parquet"))
 
 
 def save(run: Run) -> Path:
@@ -231,7 +233,7 @@ def report(run: Run, last: Evaluation | None) -> None:
             say(f"checkpoint     {checkpoint} (its policy/ loads with transformers)")
         else:
             say(f"checkpoint     {checkpoint}")
-            say(f"for others     python trainers/export.py checkpoint={checkpoint} output_dir=DIRECTORY")
+            say(f"for others     python trainers/export.py checkpoint={checkpoint} out=DIRECTORY")
         done, total = run.state.updates_done, run.settings.trainer.total_updates
         more = "" if done < total else f" trainer.total_updates={done + 10}"
         say(f"go on with     python trainers/gigpo_fsdp.py trainer.resume_from={directory}{more}")
@@ -248,13 +250,14 @@ def main(arguments: list[str]) -> None:
         train_on_ranks(*resolved)
 
 
-def train_on_ranks(settings: Settings, notes: list[str]) -> None:
-    """The whole run, as one of its ranks."""
+def train_on_ranks(settings: Settings, notes: list[str], is_asked_to_end: Callable[[], bool] = bool) -> None:
+    """The whole run, as one of its ranks; `is_asked_to_end` tells of a wish that no signal brings here."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     set_threads()
     with joined_ranks() as ranks:
         with told_in_one_line(settings, ranks):
             run = open_run(settings, ranks)
+        run.interrupts.is_asked_elsewhere = is_asked_to_end
         notes = notes + world_notes(run.world) + goal_notes(run.goals.goals, run.validation_goals, settings)
         notes += run.engine.notes
         for note in notes:

@@ -15,9 +15,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from trainers.errors import TrainingError
+from trainers.interrupts import SignalNotes
 from trainers.settings import Settings, SettingsError
 from webshop_env.errors import ShopGymError
 
@@ -28,7 +30,9 @@ OBJECT_STORE_BYTES = 200_000_000
 
 
 def launch_with_ray(settings: Settings, notes: list[str]) -> None:
-    """Runs the training on Ray's workers, to its end; whatever stops it here ends them too.
+    """Runs the training on Ray's workers, to its end; SIGTERM and Ctrl-C here are the ranks' (`interrupts.py`).
+
+    What stops this process ends them too.
 
     Raises:
         SettingsError: Ray Train is not installed, or the cluster has no place for the ranks.
@@ -58,7 +62,7 @@ def launch_with_ray(settings: Settings, notes: list[str]) -> None:
             ),
             run_config=RunConfig(name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=0)),
         )
-        _fit(trainer, lambda: ray.get(mailbox.take.remote()))
+        _fit(trainer, lambda: ray.get(mailbox.take.remote()), lambda: ray.get(mailbox.ask_to_end.remote()))
 
 
 def ranks_of(settings: Settings, resources: dict[str, float]) -> tuple[int, bool]:
@@ -82,7 +86,7 @@ def ranks_of(settings: Settings, resources: dict[str, float]) -> tuple[int, bool
 
 @contextmanager
 def _cluster(ray: Any) -> Iterator[None]:
-    """The cluster of RAY_ADDRESS, else a small Ray of our own; SIGTERM stops the block as Ctrl-C does."""
+    """The cluster of RAY_ADDRESS, else a small Ray of our own; SIGTERM stops its start as Ctrl-C does."""
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # paths of settings are relative to where the user is
     os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -102,10 +106,11 @@ def _cluster(ray: Any) -> Iterator[None]:
 
 
 class Mailbox:
-    """An actor that keeps what the first rank prints until the command that started it prints it."""
+    """An actor between the ranks and the command that started them: what the first one prints, and the wish to end."""
 
     def __init__(self) -> None:
         self._texts: list[tuple[bool, str]] = []
+        self._is_asked_to_end = False
 
     def put(self, is_error: bool, text: str) -> None:
         """Takes a text for stderr or stdout."""
@@ -115,6 +120,14 @@ class Mailbox:
         """Hands over what came since the last time, in order."""
         texts, self._texts = self._texts, []
         return texts
+
+    def ask_to_end(self) -> None:
+        """Notes the wish."""
+        self._is_asked_to_end = True
+
+    def is_asked_to_end(self) -> bool:
+        """Whether somebody wants the run to end after the update at hand."""
+        return self._is_asked_to_end
 
 
 class _Voice(io.TextIOBase):
@@ -135,7 +148,7 @@ class _Voice(io.TextIOBase):
             ray.get(self._sent)
 
 
-def _fit(trainer: Any, take: Callable[[], list[tuple[bool, str]]]) -> None:
+def _fit(trainer: Any, take: Callable[[], list[tuple[bool, str]]], ask_to_end: Callable[[], None]) -> None:
     """Waits for the end of the training, in a way that Ctrl-C interrupts: in the main thread Ray would catch it."""
     failures: list[BaseException] = []
 
@@ -146,14 +159,17 @@ def _fit(trainer: Any, take: Callable[[], list[tuple[bool, str]]]) -> None:
             failures.append(error)
 
     thread = threading.Thread(target=fit, daemon=True)
-    thread.start()
-    while True:
-        is_last = not thread.is_alive()
-        for is_error, text in take():
-            print(text, end="", flush=True, file=sys.stderr if is_error else sys.stdout)
-        if is_last:
-            break
-        thread.join(timeout=0.5)
+    with SignalNotes() as signals:
+        thread.start()
+        has_asked = is_last = False
+        while not is_last:
+            is_last = not thread.is_alive()
+            for is_error, text in take():
+                print(text, end="", flush=True, file=sys.stderr if is_error else sys.stdout)
+            if signals.is_noted and not has_asked:
+                ask_to_end()
+                has_asked = True
+            thread.join(timeout=0.5)
     if failures:
         raise _cause(failures[0])
 
@@ -176,15 +192,21 @@ def _cause(error: BaseException) -> BaseException:
 def _work(config: dict[str, Any]) -> None:
     """What each worker does, as one rank of the process group that Ray has made."""
     os.chdir(config["directory"])
+    import ray
+
     from trainers.gigpo_fsdp import train_on_ranks
 
+    mailbox = config["mailbox"]
+    train = partial(
+        train_on_ranks, config["settings"], config["notes"], lambda: ray.get(mailbox.is_asked_to_end.remote())
+    )
     if os.environ["RANK"] != "0":
-        return train_on_ranks(config["settings"], config["notes"])
-    voices = [_Voice(config["mailbox"], is_error=is_error) for is_error in (False, True)]
+        return train()
+    voices = [_Voice(mailbox, is_error=is_error) for is_error in (False, True)]
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = voices
     try:
-        train_on_ranks(config["settings"], config["notes"])
+        train()
     finally:
         sys.stdout, sys.stderr = before
         for voice in voices:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from rollout.storage import save_batch
 from rollout.types import StepBatch
 from trainers.advantages import AdvantageConfig, episode_advantages, step_advantages
 from trainers.settings import EnvSettings
+from webshop_env.errors import ShopGymError
 from webshop_env.shop import Shop
 
 if TYPE_CHECKING:
@@ -30,7 +33,17 @@ def keep_rows(run: Run, update: int, batch: StepBatch) -> None:
     is_checked = trainer.test_freq > 0 and number % trainer.test_freq == 0
     if run.ranks.is_first and (is_checked or number in (1, trainer.total_updates)):
         path = run.directory / "rollouts" / f"update_{number:06d}.parquet"
-        write_rows(run, batch, path, AdvantageConfig.of(run.settings))
+        with can_do_without(run):
+            write_rows(run, batch, path, AdvantageConfig.of(run.settings))
+
+
+@contextmanager
+def can_do_without(run: Run) -> Iterator[None]:
+    """Warns once where what the block writes, files for people, cannot be written; the run goes on without them."""
+    try:
+        yield
+    except (ShopGymError, OSError) as error:
+        run.log.warn_once("files for people", f"{error}; the run goes on without such files for the viewer")
 
 
 def write_rows(run: Run, batch: StepBatch, path: Path, config: AdvantageConfig | None = None) -> Path:

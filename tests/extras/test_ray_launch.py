@@ -114,8 +114,28 @@ def test_what_ends_the_command_or_a_rank_ends_all(tmp_path, end):
     assert len(ranks) == 2
     if end == "Ctrl-C":
         process.send_signal(signal.SIGINT)
+        while "the run ends after the update at hand" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)  # the second one waits for nothing
     else:
         os.kill(ranks[1], signal.SIGKILL)
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == (130 if end == "Ctrl-C" else 1), errors[-3000:]
+    wait_until(lambda: not marked(mark), "the end of every process")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_wish_to_end_reaches_the_ranks_which_save(tmp_path, number):
+    mark, run = uuid.uuid4().hex, tmp_path / "run"
+    words = ("trainer.total_updates=500", "trainer.save_freq=-1", f"trainer.output_dir={run}")
+    process = start(mark, *SMALL, *RAY, *words)
+    read_until(process, "update 1/500")
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors[-3000:]
+    assert f"{number.name}: the run ends after the update at hand" in errors
+    done = len(metrics(run))
+    assert 1 <= done < 500
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"update_{done:06d}"]
+    assert f"trainer.resume_from={run}" in out
     wait_until(lambda: not marked(mark), "the end of every process")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
@@ -223,6 +224,22 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_leaves_nothing_of_the_old
     assert json.loads(old.read_text())["settings"]["actor_rollout_ref.actor.grad_clip"] == 1
     assert (run / "superseded" / "validations" / "update_000003.json").is_file()
     assert (run / "validations" / "update_000003.json").is_file()
+
+
+def test_a_full_disk_under_the_viewers_files_is_told_once_and_the_run_goes_on(tmp_path, policy, monkeypatch, capsys):
+    def full(table, file, **options) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    words = [*SMALL, f"actor_rollout_ref.model.path={policy}", "data.val_batch_size=2", "trainer.test_freq=1"]
+    gigpo_fsdp.main([*words, "trainer.total_updates=2", f"trainer.output_dir={tmp_path / 'run'}"])
+    said = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ") and "No space" in line
+    ]
+    assert len(said) == 1 and "goes on without such files" in said[0]
+    assert (tmp_path / "run" / "checkpoints" / "update_000002").is_dir()
+    assert [path.suffix for path in sorted((tmp_path / "run" / "validations").iterdir())] == [".json", ".txt"] * 2
+    assert list((tmp_path / "run" / "rollouts").iterdir()) == []
 
 
 def test_a_run_does_not_go_on_to_validations_that_cannot_be_compared(tmp_path, policy):

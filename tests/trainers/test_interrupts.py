@@ -70,3 +70,12 @@ def test_handlers_come_back_and_other_threads_have_none():
     thread.start()
     thread.join()
     assert found == [[0, 1]]
+
+
+def test_a_wish_from_elsewhere_counts_from_the_next_update_on(interrupts):
+    done = []
+    interrupts.is_asked_elsewhere = lambda: len(done) == 2
+    for update in interrupts.until_asked(range(5)):
+        done.append(update)
+    assert done == [0, 1]
+    assert interrupts.is_asked
