@@ -63,7 +63,7 @@ def save_batch(
         ShopGymError: pyarrow is not installed, or the file cannot be written.
         ValueError: rows of a column hold numbers of different types, or an extra column has a name of the batch's.
     """
-    pa, parquet = _pyarrow()
+    pa, parquet = require_pyarrow()
     if taken := sorted((extra or {}).keys() & {*_COLUMNS, "anchor"}):
         raise ValueError(f"extra column {taken[0]!r}: the batch has one of that name")
     target = Path(path)
@@ -105,7 +105,7 @@ def load_batch(path: str | Path) -> StepBatch:
     Raises:
         ShopGymError: pyarrow is not installed, or the file is missing, damaged, or something else.
     """
-    pa, parquet = _pyarrow()
+    pa, parquet = require_pyarrow()
     try:
         with open(path, "rb") as file:
             table = parquet.read_table(file)
@@ -126,7 +126,12 @@ def load_batch(path: str | Path) -> StepBatch:
     return StepBatch(**columns, anchor_texts=tuple(texts[i] for i in range(about["num_anchors"])))
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def require_pyarrow() -> tuple[Any, Any]:
+    """`pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        ShopGymError: They are not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,8 +1,9 @@
-"""The reward of a row as scores of its reply tokens, the form in which verl's estimators and the KL in reward take it.
+"""The reward of a row as scores of its reply tokens, the form in which verl's estimators take it.
 
-The estimators of `advantages.py` need no such form: a row's tokens share one advantage. Whoever brings an estimator
-from elsewhere calls `token_level_scores` (verl's `token_level_scores`), or `kl_in_reward.token_level_rewards`
-(its `token_level_rewards`), and `padded` where it wants a matrix.
+No training here reads these scores: the estimators of `advantages.py` need no such form, because a row's tokens share
+one advantage, and so the KL in reward is taken from a row's reward as one number (`kl_in_reward.row_kl`). They are
+there to be looked at, and for estimators from elsewhere: whoever brings one calls `token_level_scores` (verl's name
+too), or `kl_in_reward.token_level_rewards` (its `token_level_rewards`), and `padded` where it wants a matrix.
 
 Dimensions: N rows, R_i reply tokens of row i, R of the longest.
 """

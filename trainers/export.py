@@ -1,7 +1,7 @@
 """Makes a Hugging Face directory, which transformers and vLLM load, of any checkpoint of a run.
 
-python trainers/export.py checkpoint=outputs/tiny output_dir=my_policy
-python trainers/export.py checkpoint=outputs/tiny/checkpoints/update_000010 output_dir=my_policy dtype=bfloat16
+python trainers/export.py checkpoint=outputs/tiny out=my_policy
+python trainers/export.py checkpoint=outputs/tiny/checkpoints/update_000010 out=my_policy dtype=bfloat16
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainers.shards import SHARDS, read_weights
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
     checkpoint: str = setting("", "run directory, of which the latest is taken, or checkpoint")
-    output_dir: str = setting("", "directory to make; must not exist")
+    out: str = setting("", "directory to make; must not exist")
     dtype: str = setting("float32", "type of the weights", only=("float32", "bfloat16"))
 
 
@@ -102,16 +102,16 @@ def main(arguments: list[str]) -> None:
     if resolved is None:
         return
     settings, _ = resolved
-    for name in ("checkpoint", "output_dir"):
+    for name in ("checkpoint", "out"):
         if not getattr(settings, name):
-            raise SettingsError(f"{name} is needed: python trainers/export.py checkpoint=DIR output_dir=DIR")
+            raise SettingsError(f"{name} is needed: python trainers/export.py checkpoint=DIR out=DIR")
     checkpoint = find_checkpoint(Path(settings.checkpoint).expanduser(), setting="checkpoint")
-    target = Path(settings.output_dir).expanduser()
+    target = Path(settings.out).expanduser()
     if checkpoint is None:
         raise CheckpointError(f"checkpoint: {settings.checkpoint} holds no checkpoint yet")
     if target.exists():
-        raise SettingsError(f"output_dir: {target} exists; name another")
-    require_writable(target.parent, setting="output_dir")
+        raise SettingsError(f"out: {target} exists; name another")
+    require_writable(target.parent, setting="out")
     export(checkpoint, target, dtype=getattr(torch, settings.dtype))
     print(f"{checkpoint} -> {target}")
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rollout.storage import require_pyarrow
 from trainers.files import write_atomically
 from trainers.settings import EnvSettings, SettingsError
 from trainers.worlds import SeedWorld, goal_ids, is_shop
-from webshop_env.errors import ShopGymError
 from webshop_env.shop import Shop
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def save_goals(path: Path, goals: np.ndarray, world: World, env: EnvSettings, *,
         split: Where they come from.
         modality: One of `MODALITIES`.
     """
-    pa, parquet = _pyarrow()
+    pa, parquet = require_pyarrow()
     made_with = {
         "env_name": env.env_name,
         "variant": env.variant,
@@ -118,7 +118,7 @@ _AGAIN = "make a list for this run with python -m data.prepare"
 
 
 def _rows(path: Path, key: str) -> dict[str, list[Any]]:
-    pa, parquet = _pyarrow()
+    pa, parquet = require_pyarrow()
     try:
         with open(path, "rb") as file:
             table = parquet.read_table(file)
@@ -133,15 +133,6 @@ def _rows(path: Path, key: str) -> dict[str, list[Any]]:
         why = f"it lacks the column {missing[0]}" if missing else f"its format is {found}, not {FORMAT}"
         raise SettingsError(f"{key}: {path} is no goal list ({why}); make it with python -m data.prepare")
     return {column: table.column(column).to_pylist() for column in COLUMNS}
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ShopGymError("Parquet files need pyarrow: pip install 'shopgym[train]'") from None
-    return pyarrow, pyarrow.parquet
 
 
 def _place(world: World, goal_id: str, env: EnvSettings, where: str) -> int:

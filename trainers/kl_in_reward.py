@@ -1,8 +1,9 @@
 """The KL to the frozen reference as part of the reward (`algorithm.use_kl_in_reward`).
 
 At every reply token, `kl_coef` times the estimate of the KL between the policy before the update and the reference is
-taken from the token's reward. Advantages are one number per row, so what counts there is the row's sum. The loss knows
-nothing of it; the KL that the loss can have (`use_kl_loss`) is another, and touches no reward.
+taken from the token's reward. Advantages are one number per row, so what counts there is the row's sum (`row_kl`);
+`token_level_rewards` is the long form, to look at and for estimators from elsewhere. The loss knows nothing of it;
+the KL that the loss can have (`use_kl_loss`) is another, and touches no reward.
 
 Dimensions: N rows, R_i reply tokens of row i.
 """

@@ -169,7 +169,7 @@ class OpenAIEngine:
         reply_ids = self.encode(text)
         return Generation(
             reply_ids=reply_ids,
-            log_probs=np.zeros(len(reply_ids), dtype=np.float32),
+            log_probs=np.full(len(reply_ids), np.nan, dtype=np.float32),
             text=text,
             is_cut=choice.get("finish_reason") == "length",
             weight_version=self.weight_version,

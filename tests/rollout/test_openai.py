@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from endpoint import Endpoint, serving
 
@@ -58,6 +59,7 @@ def test_streamed_and_listed_replies_are_the_same_episodes(endpoint, engine):
 def test_cut_and_odd_replies(engine):
     cut = ask(engine, PAGE, max_tokens=5)
     assert (cut.text, cut.is_cut) == ("<thin", True)
+    assert cut.log_probs.shape == cut.reply_ids.shape and np.isnan(cut.log_probs).all(), "an endpoint tells none"
     assert not ask(engine, PAGE).is_cut
     assert ask(engine, "no content").text == ""
     assert ask(engine, "taken out").text == "<think>hm</think><action>a</action>"

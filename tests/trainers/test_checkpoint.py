@@ -149,13 +149,13 @@ def test_the_command_exports_the_latest_and_overwrites_nothing(model, tokenizer,
     for number in (1, 2):
         actor.update(rows(number))
         save(tmp_path, actor, tokenizer, number, checkpoint_format="sharded")
-    words = [f"checkpoint={tmp_path}", f"output_dir={tmp_path / 'out'}"]
+    words = [f"checkpoint={tmp_path}", f"out={tmp_path / 'out'}"]
     export_main(words)
     assert capsys.readouterr().out == f"{tmp_path / 'checkpoints' / 'update_000002'} -> {tmp_path / 'out'}\n"
     loaded = load_model(str(tmp_path / "out"))
     for name, tensor in actor.full_state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
-    with pytest.raises(ShopGymError, match=r"output_dir: .* exists"):
+    with pytest.raises(ShopGymError, match=r"out: .* exists"):
         export_main(words)
     with pytest.raises(ShopGymError, match="checkpoint is needed"):
         export_main(words[1:])
