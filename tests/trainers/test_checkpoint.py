@@ -327,7 +327,7 @@ def test_exports_of_damaged_checkpoints_are_refused_in_one_line(model, tokenizer
 
 def test_the_command_names_its_own_setting(tmp_path):
     missing = tmp_path / "nothing"
-    command = [sys.executable, "-m", "trainers.export", f"checkpoint={missing}", f"output_dir={tmp_path / 'out'}"]
+    command = [sys.executable, "-m", "trainers.export", f"checkpoint={missing}", f"out={tmp_path / 'out'}"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert done.stderr == f"error: checkpoint: {missing} does not exist; give a run directory or a checkpoint\n"
