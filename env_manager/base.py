@@ -126,6 +126,11 @@ class _Slot:
     prompt: Prompt = field(default_factory=lambda: Prompt("", False))
 
 
+def hash_of_prompts(template: Template, spec: EnvSpec) -> str:
+    """`EnvManager.prompt_hash`, known before there are environments."""
+    return hashlib.sha256(f"{template.digest} {spec.view_version}".encode()).hexdigest()
+
+
 class EnvManager:
     """Holds B environments and turns pages into prompts, replies into actions.
 
@@ -172,7 +177,7 @@ class EnvManager:
     @property
     def prompt_hash(self) -> str:
         """Names how prompts are made, template and views together; what a policy was trained on must be the same."""
-        return hashlib.sha256(f"{self.template.digest} {self.spec.view_version}".encode()).hexdigest()
+        return hash_of_prompts(self.template, self.spec)
 
     def reset(self, goal_indexes: Sequence[int] | np.ndarray, *, group_size: int = 1) -> Observations:
         """Begins `group_size` episodes per given goal.

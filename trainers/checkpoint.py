@@ -46,7 +46,9 @@ class RunState:
     """Where a run stands, besides weights and optimizer."""
 
     updates_done: int = 0
-    """Updates learnt from; also the position in the goal order, and the engine's weight version."""
+    """Updates learnt from; also the engine's weight version."""
+    goals_played: int | None = None
+    """Place in the goal order at which the next update begins; None in checkpoints of before, which do not say it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Lines of metrics.jsonl so far."""
     first_evaluation: dict[str, Any] | None = None
@@ -185,6 +187,8 @@ def read_state(checkpoint: Path, *, hashes: Mapping[str, str]) -> RunState:
         for name in ("updates_done", "num_nan_steps"):
             if not isinstance(getattr(state, name), int):
                 raise TypeError(f"{name} is {getattr(state, name)!r}")
+        if not isinstance(state.goals_played, int | None):
+            raise TypeError(f"goals_played is {state.goals_played!r}")
         if not (isinstance(state.metrics, list) and isinstance(state.hashes, dict)):
             raise TypeError("metrics must be a list, hashes an object")
         if state.first_evaluation is not None:

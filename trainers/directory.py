@@ -1,14 +1,21 @@
-"""The directory of a run: which one it is, and its settings inside, so that the run can go on from them."""
+"""The directory of a run: which one it is, and its settings inside, so that the run can go on from them.
+
+A run that goes on with other settings keeps those of before as `settings.NNNNNN.yaml`, by the updates done until then;
+metrics that it drops go to `superseded/`.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from trainers.checkpoint import RunState, set_later_aside
-from trainers.files import write_atomically
+from trainers.display import METRICS, read_metrics
+from trainers.files import keep_copy, write_atomically
 from trainers.ranks import Ranks
 from trainers.settings import Settings, SettingsError, flatten
 
@@ -34,17 +41,61 @@ def run_directory(settings: Settings) -> Path:
     return path
 
 
-def take_directory(settings: Settings, ranks: Ranks, state: RunState) -> Path:
-    """Makes the run directory of all ranks, with the settings inside; the first writing of a run."""
+def shared_directory(settings: Settings, ranks: Ranks) -> Path:
+    """The run directory of all ranks: that of the first."""
     directory: Path = ranks.gather(run_directory(settings) if ranks.is_first else None)[0]
-    if ranks.is_first:
-        if settings.trainer.resume_from:
-            set_later_aside(directory, state.updates_done)
-        saved = flatten(settings) | {"trainer.resume_from": None, "trainer.output_dir": str(directory)}
-        for key in ("actor_rollout_ref.model.path", "env.webshop.data_dir", "data.train_files", "data.val_files"):
-            saved[key] = from_anywhere(saved[key])
-        write_atomically(directory / "settings.yaml", yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
     return directory
+
+
+def take_directory(directory: Path, settings: Settings, state: RunState) -> None:
+    """Puts the settings into a run directory, after what must not be lost is out of the way; the first rank's work."""
+    text = yaml.safe_dump(_saved(settings, directory), sort_keys=False, allow_unicode=True)
+    file, done = directory / SETTINGS, state.updates_done
+    if settings.trainer.resume_from:
+        _keep_metrics(directory, done)
+        set_later_aside(directory, done)
+        if file.read_text(encoding="utf-8") != text:
+            keep_copy(file, file.with_stem(f"{file.stem}.{done:06d}"))
+    write_atomically(file, text)
+
+
+def settings_before(settings: Settings, ranks: Ranks) -> dict[str, Any]:
+    """What the run that is resumed had, by key; empty for a new run."""
+    found: dict[str, Any] = {}
+    if settings.trainer.resume_from and ranks.is_first:
+        found = yaml.safe_load((run_directory(settings) / SETTINGS).read_text(encoding="utf-8"))
+    return dict(ranks.gather(found)[0])
+
+
+def change_notes(before: Mapping[str, Any], settings: Settings, updates_done: int) -> list[str]:
+    """What to tell about a run that goes on with other settings than before: each of them, old and new."""
+    now = _saved(settings, None)
+    changed = [key for key in now if key in before and before[key] != now[key] and key not in _OF_THE_PLACE]
+    notes = [f"{key} {before[key]} -> {now[key]} from update {updates_done + 1} on" for key in changed]
+    if "trainer.seed" in changed:
+        notes.append("with another trainer.seed the goal order is another: some come again before all have come once")
+    return notes
+
+
+SETTINGS = "settings.yaml"
+_OF_THE_PLACE = ("trainer.resume_from", "trainer.output_dir")
+"""Settings that say where a run lies."""
+
+
+def _saved(settings: Settings, directory: Path | None) -> dict[str, Any]:
+    """The settings of a run as its directory keeps them."""
+    saved = flatten(settings) | {"trainer.resume_from": None, "trainer.output_dir": str(directory)}
+    for key in ("actor_rollout_ref.model.path", "env.webshop.data_dir", "data.train_files", "data.val_files"):
+        saved[key] = from_anywhere(saved[key])
+    return saved
+
+
+def _keep_metrics(directory: Path, updates_done: int) -> None:
+    """Keeps the metrics as they are in `superseded/`, if there are lines from after an update."""
+    file = directory / METRICS
+    last = max((int(line["update"]) for line in read_metrics(file)), default=0) if file.is_file() else 0
+    if last > updates_done:
+        keep_copy(file, directory / "superseded" / f"{file.stem}.{last:06d}{file.suffix}")
 
 
 def from_anywhere(path: str | None) -> str | None:

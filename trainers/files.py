@@ -91,6 +91,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     _sync(path.parent)
 
 
+def keep_copy(path: Path, target: Path) -> Path:
+    """Copies a file that is about to be replaced to `target`, or beside it where that name is taken by another.
+
+    Returns:
+        Where the copy lies; an equal one of before is as good.
+    """
+    content, place, number = path.read_bytes(), target, 1
+    while place.exists() and place.read_bytes() != content:
+        number += 1
+        place = target.with_stem(f"{target.stem}-{number}")
+    if not place.exists():
+        write_atomically(place, content)
+    return place
+
+
 def require_writable(directory: Path, *, setting: str) -> None:
     """Finds out early whether a directory can be made and written, and leaves nothing behind.
 

@@ -195,6 +195,7 @@ def save(run: Run) -> Path:
     """Writes a checkpoint of the run as it stands."""
     with run.log.phase("save", run.state.updates_done):
         run.state.metrics = run.log.lines
+        run.state.goals_played = run.goals.place(run.state.updates_done)
         return save_checkpoint(
             run.directory,
             run.actor,
@@ -209,6 +210,19 @@ def save(run: Run) -> Path:
             checkpoint_format=run.settings.trainer.checkpoint_format,
             max_to_keep=run.settings.trainer.max_actor_ckpt_to_keep,
         )
+
+
+def introduce(run: Run, notes: list[str]) -> None:
+    """The first words: what to know before long work begins, all settings, and where a resumed run stands."""
+    settings, say, done = run.settings, run.log.say, run.state.updates_done
+    notes = notes + world_notes(run.world) + goal_notes(run.goals.goals, run.validation_goals, settings)
+    for note in notes + run.notes + run.engine.notes:
+        say(f"note: {note}")
+    say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
+    if done:
+        say(f"going on after update {done}")
+        if done >= settings.trainer.total_updates:
+            say(f"nothing left to do: trainer.total_updates is {settings.trainer.total_updates}")
 
 
 def report(run: Run, last: Evaluation | None) -> None:
@@ -258,16 +272,8 @@ def train_on_ranks(settings: Settings, notes: list[str], is_asked_to_end: Callab
         with told_in_one_line(settings, ranks):
             run = open_run(settings, ranks)
         run.interrupts.is_asked_elsewhere = is_asked_to_end
-        notes = notes + world_notes(run.world) + goal_notes(run.goals.goals, run.validation_goals, settings)
-        notes += run.engine.notes
-        for note in notes:
-            run.log.say(f"note: {note}")
-        run.log.say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())
-        if run.state.updates_done:
-            run.log.say(f"going on after update {run.state.updates_done}")
-            if run.state.updates_done >= settings.trainer.total_updates:
-                run.log.say(f"nothing left to do: trainer.total_updates is {settings.trainer.total_updates}")
         try:
+            introduce(run, notes)
             with told_in_one_line(settings, ranks, run), run.interrupts:
                 report(run, train(run))
         finally:

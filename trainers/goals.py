@@ -126,7 +126,8 @@ def fixed_goals(world: World, split: str, num: int) -> np.ndarray:
 class GoalOrder:
     """Training goals in a seeded order: every goal once, then all again in another order.
 
-    The goals of an update are a function of its number alone: the position that a checkpoint saves.
+    The goals of an update are a function of its number, and of where a run went on: its update, and its place in the
+    order, which a checkpoint saves (`place`) because another batch size may have led there.
     """
 
     def __init__(self, goals: np.ndarray, batch_size: int, *, seed: int, source: str = "the train split") -> None:
@@ -146,6 +147,16 @@ class GoalOrder:
                 f"data.train_batch_size={batch_size} is more than the {len(goals)} goals of {source}; lower it"
             )
         self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
+        self._origin = (0, 0)
+
+    def go_on(self, update: int, place: int) -> None:
+        """Takes an update's first goal from a place of the order, and those of all others from where that leads."""
+        self._origin = (update, place)
+
+    def place(self, update: int) -> int:
+        """Where in the order the first goal of an update lies: goals played before it, later tries aside."""
+        first_update, first_place = self._origin
+        return first_place + (update - first_update) * self.batch_size
 
     def batch(self, update: int, attempt: int = 0) -> np.ndarray:
         """int32 [batch_size]: the goals of an update, from 0.
@@ -160,7 +171,7 @@ class GoalOrder:
             pool = others if len(others) else self.goals
             mixed = np.random.default_rng((self.seed, update, 1)).permutation(pool)
             return np.take(mixed, range((attempt - 1) * self.batch_size, attempt * self.batch_size), mode="wrap")
-        first = update * self.batch_size
+        first = self.place(update)
         places = np.arange(first, first + self.batch_size)
         return np.asarray([self._order(int(place // len(self.goals)))[place % len(self.goals)] for place in places])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,14 @@ from rollout.types import SamplingParams
 from trainers.actor import Actor, ActorConfig, Reference, WithoutAdapter
 from trainers.boards import open_boards, require_boards
 from trainers.checkpoint import RunState, find_checkpoint, read_state, restore
-from trainers.directory import from_anywhere, run_directory, take_directory
+from trainers.directory import (
+    change_notes,
+    from_anywhere,
+    run_directory,
+    settings_before,
+    shared_directory,
+    take_directory,
+)
 from trainers.display import RunLog
 from trainers.engines import open_engine
 from trainers.evaluation import GoalList, goal_list_of, read_evaluation, require_same_goals
@@ -27,7 +36,7 @@ from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
 from trainers.sharding import ShardingConfig, checkpoint_layers
-from trainers.worlds import drawing_seed, make_grammar, make_manager, open_world, require_positions
+from trainers.worlds import drawing_seed, make_grammar, make_manager, open_world, prompt_hash, require_positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +70,8 @@ class Run:
     validator: TrajectoryCollector
     validation_goals: np.ndarray
     goal_list: GoalList
+    notes: list[str]
+    """What to tell about how it goes on."""
 
 
 def open_run(settings: Settings, ranks: Ranks) -> Run:
@@ -70,69 +81,86 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     RowConfig.of(settings, num_ranks=ranks.world)
     place = "trainer.resume_from" if settings.trainer.resume_from else "trainer.output_dir"
     require_writable(run_directory(settings), setting=place)
-    model_path = settings.actor_rollout_ref.model.path
+    before = settings_before(settings, ranks)
+    resumed, model_path = settings.trainer.resume_from, settings.actor_rollout_ref.model.path
+    checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
     world = open_world(settings.env)
     goals = training_goals(world, settings)
     fixed = validation_goals(world, settings)
     tokenizer = load_tokenizer(model_path)
+    refuse_other_prompts(model_path, prompt_template_hash=prompt_hash(settings.env), environment=settings.env.env_name)
     grammar = None
     if settings.actor_rollout_ref.rollout.constrained:
         grammar = make_grammar(tokenizer, settings.env, settings.data)
     policy = policy_to_train(settings)
     require_positions(policy.config, settings.data)
-    engine = open_engine(settings, ranks, policy, tokenizer, grammar)
-    num_groups = -(-settings.data.train_batch_size // ranks.world)
-    collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
-    validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(fixed) // ranks.world)))
-    prompt_hash = collector.manager.prompt_hash
-    refuse_other_prompts(model_path, prompt_template_hash=prompt_hash, environment=settings.env.env_name)
     hashes = {
         "environment": settings.env.env_name,
-        "prompt_template_hash": prompt_hash,
+        "prompt_template_hash": prompt_hash(settings.env),
         "catalogue_hash": world.catalogue_hash,
         "start_policy_hash": weights_hash(policy.state_dict()),
         "train_goals": goals_hash(goals.goals),
     }
     if drawing_seed(settings.env) is not None:
         hashes["environment_seed"] = str(drawing_seed(settings.env))
-    resumed = settings.trainer.resume_from
-    checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None
     state = read_state(checkpoint, hashes=hashes) if checkpoint else RunState(hashes=hashes)
+    goals.go_on(state.updates_done, goals_played(state, before, settings))
     goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if state.first_evaluation:
         refuse_other_validations(state.first_evaluation, goal_list, fixed)
-    actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)
-    if checkpoint:
-        restore(checkpoint, actor)
-    engine.load_weights(actor.full_weights(engine.dtype), version=state.updates_done)
-    engine.pop_seconds()  # no update's
-    directory = take_directory(settings, ranks, state)
-    return Run(
-        settings=settings,
-        ranks=ranks,
-        directory=directory,
-        world=world,
-        tokenizer=tokenizer,
-        goals=goals,
-        collector=collector,
-        engine=engine,
-        actor=actor,
-        reference=reference,
-        state=state,
-        log=RunLog(
-            directory,
-            total_updates=settings.trainer.total_updates,
-            lines=state.metrics,
-            is_first=ranks.is_first,
-            memory=lambda: memory_in_use(ranks.device),
-            console="console" in settings.trainer.logger,
-            boards=open_boards(settings, directory, state.metrics) if ranks.is_first else (),
-        ),
-        interrupts=Interrupts(ranks),
-        validator=validator,
-        validation_goals=fixed,
-        goal_list=goal_list,
-    )
+    with ExitStack() as undo:  # what was opened is closed again if something later cannot be
+        engine = open_engine(settings, ranks, policy, tokenizer, grammar)
+        undo.callback(engine.close)
+        num_groups = -(-settings.data.train_batch_size // ranks.world)
+        collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
+        validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(fixed) // ranks.world)))
+        actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)
+        if checkpoint:
+            restore(checkpoint, actor)
+        engine.load_weights(actor.full_weights(engine.dtype), version=state.updates_done)
+        engine.pop_seconds()  # no update's
+        directory = shared_directory(settings, ranks)
+        boards = open_boards(settings, directory, state.metrics) if ranks.is_first else []
+        for board in boards:
+            undo.callback(board.close)
+        if ranks.is_first:
+            take_directory(directory, settings, state)
+        run = Run(
+            settings=settings,
+            ranks=ranks,
+            directory=directory,
+            world=world,
+            tokenizer=tokenizer,
+            goals=goals,
+            collector=collector,
+            engine=engine,
+            actor=actor,
+            reference=reference,
+            state=state,
+            log=RunLog(
+                directory,
+                total_updates=settings.trainer.total_updates,
+                lines=state.metrics,
+                is_first=ranks.is_first,
+                memory=lambda: memory_in_use(ranks.device),
+                console="console" in settings.trainer.logger,
+                boards=boards,
+            ),
+            interrupts=Interrupts(ranks),
+            validator=validator,
+            validation_goals=fixed,
+            goal_list=goal_list,
+            notes=change_notes(before, settings, state.updates_done),
+        )
+        undo.pop_all()  # from here on they are the run's
+    return run
+
+
+def goals_played(state: RunState, before: Mapping[str, Any], settings: Settings) -> int:
+    """Where in the goal order a run goes on; one that does not say it had the batch size of `before` all along."""
+    if state.goals_played is not None:
+        return state.goals_played
+    return state.updates_done * int(before.get("data.train_batch_size", settings.data.train_batch_size))
 
 
 def make_collector(settings: Settings, engine: Engine, num_envs: int) -> TrajectoryCollector:

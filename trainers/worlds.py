@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from env_manager import EnvConfig, EnvManager, get_env_spec
+from env_manager.base import hash_of_prompts
 from env_manager.prompts import load_template
 from env_manager.ray_backend import RayVectorEnv
 from env_manager.vector import make_vector_env
@@ -106,6 +107,11 @@ def open_shop_world(env: EnvSettings) -> Shop:
         num_products=env.webshop.num_products,
         variant=env.variant,
     )
+
+
+def prompt_hash(env: EnvSettings) -> str:
+    """Names how the prompts of these settings are made, as `EnvManager.prompt_hash` does."""
+    return hash_of_prompts(load_template(env.prompt), get_env_spec(env.env_name))
 
 
 def make_manager(

@@ -20,10 +20,13 @@ from rollout.storage import load_batch
 from trainers import gigpo_fsdp
 from trainers.advantages import AdvantageConfig
 from trainers.checkpoint import load_weights
+from trainers.display import read_metrics
+from trainers.errors import CheckpointError
+from trainers.goals import training_goals
 from trainers.models import load_model, load_tokenizer, make_small_policy, save_policy, train_tokenizer
 from trainers.ranks import start_ranks
 from trainers.run import open_learners
-from trainers.settings import resolve
+from trainers.settings import SettingsError, resolve
 from trainers.worlds import make_manager, open_world
 from webshop_env import open_shop
 from webshop_env.errors import ShopGymError
@@ -388,3 +391,62 @@ def test_there_is_a_reference_only_where_a_kl_needs_it(policy, tmp_path, in_loss
     assert (reference is not None) == (in_loss or in_reward)
     assert actor.config.loss.use_kl_loss == in_loss
     assert AdvantageConfig.of(settings).use_kl_in_reward == in_reward
+
+
+def test_another_batch_size_goes_on_with_the_next_goals_and_tells_what_changed(whole_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run / "run", run)
+    settings, state_file = (run / "settings.yaml").read_text(), run / "checkpoints" / "update_000003" / "state.json"
+    state = json.loads(state_file.read_text())
+    assert state.pop("goals_played") == 12
+    order = training_goals(open_shop(), resolve(["data.train_batch_size=4", "trainer.seed=33"])[0])
+    for number, saved in enumerate([state, state | {"goals_played": 21}]):  # of before, and one that says it
+        state_file.write_text(json.dumps(saved))
+        words = ["trainer.total_updates=4", "trainer.test_freq=0", "trainer.logger=[console]"]
+        gigpo_fsdp.main([f"trainer.resume_from={state_file.parent}", "data.train_batch_size=3", *words])
+        first = (12, 21)[number]
+        after = json.loads((run / "checkpoints" / "update_000004" / "state.json").read_text())
+        assert after["goals_played"] == first + 3
+        goals = dict.fromkeys(load_batch(run / "rollouts" / "update_000004.parquet").goal_index.tolist())
+        places = [goal for update in range(7) for goal in order.batch(update).tolist()]
+        assert list(goals) == places[first : first + 3]
+        if number == 0:
+            told = capsys.readouterr().out
+            assert "note: data.train_batch_size 4 -> 3 from update 4 on" in told
+            assert "note: trainer.total_updates 3 -> 4 from update 4 on" in told
+            assert (run / "settings.000003.yaml").read_text() == settings
+    assert " -> " not in capsys.readouterr().out.split("actor_rollout_ref")[0], "nothing changed this time"
+    gigpo_fsdp.main([f"trainer.resume_from={run}", "trainer.total_updates=5", "trainer.seed=1", "trainer.test_freq=0"])
+    assert "note: with another trainer.seed the goal order is another" in capsys.readouterr().out
+    assert [line["update"] for line in read_metrics(run / "superseded" / "metrics.000004.jsonl")][-1] == 4
+
+
+def test_boards_that_cannot_be_opened_leave_no_half_run_and_close_the_engine(policy, whole_run, tmp_path, monkeypatch):
+    closed = []
+
+    def refuse(*_):
+        raise SettingsError("no such account")
+
+    monkeypatch.setattr(HFEngine, "close", lambda engine: closed.append(engine))
+    monkeypatch.setattr("trainers.run.open_boards", refuse)
+    with pytest.raises(SettingsError, match="no such account"):
+        gigpo_fsdp.main(words(policy, tmp_path / "new"))
+    assert not (tmp_path / "new").exists() and len(closed) == 1
+    run = tmp_path / "run"
+    shutil.copytree(whole_run / "run", run)
+    files = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(SettingsError, match="no such account"):
+        gigpo_fsdp.main([f"trainer.resume_from={run / 'checkpoints' / 'update_000002'}", "trainer.seed=1"])
+    assert {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
+def test_checkpoints_of_something_else_are_refused_before_an_engine_starts(policy, tmp_path, monkeypatch):
+    run, kind, model = tmp_path / "run", "env.env_name=WebShop-v0", tmp_path / "policy"
+    shutil.copytree(policy, model, ignore=shutil.ignore_patterns("provenance.json"))  # else it is of v1 alone
+    quick = ["trainer.val_before_train=false", "trainer.test_freq=0", "trainer.logger=[console]", "env.max_steps=2"]
+    gigpo_fsdp.main([*words(model, run), *quick, kind, "trainer.total_updates=1"])
+    monkeypatch.setattr("trainers.run.open_engine", lambda *_: pytest.fail("an engine was started"))
+    with pytest.raises(CheckpointError, match="environment seed 0, this run has 7"):
+        gigpo_fsdp.main([f"trainer.resume_from={run}", "env.seed=7"])
+    with pytest.raises(ShopGymError, match="prompt template hash"):
+        gigpo_fsdp.main([f"trainer.resume_from={run}", "env.prompt=no_think"])

@@ -47,6 +47,14 @@ def test_the_goals_of_an_update_are_a_function_of_its_number():
     assert GoalOrder(goals, 8, seed=2).batch(3).tolist() != straight[3]
 
 
+def test_another_batch_size_goes_on_where_the_order_stood():
+    before, after = (GoalOrder(np.arange(100), size, seed=1) for size in (4, 8))
+    after.go_on(10, before.place(10))
+    assert (before.place(10), after.place(10), after.place(11)) == (40, 40, 48)
+    assert after.batch(10).tolist() == [*before.batch(10), *before.batch(11)]
+    assert after.batch(11).tolist() == [*before.batch(12), *before.batch(13)]
+
+
 def test_later_tries_of_an_update_play_other_goals_each_once():
     order = GoalOrder(np.arange(50, 70), 4, seed=1)
     first = order.batch(3).tolist()
@@ -78,7 +86,8 @@ def test_a_goal_list_takes_the_place_of_a_split_and_is_played_by_the_same_order(
     assert len(order.goals) == 20 and set(order.goals.tolist()) <= set(shop.split("train").tolist())
     epoch = np.concatenate([order.batch(update) for update in range(10)])
     assert sorted(epoch[:20].tolist()) == sorted(epoch[20:40].tolist()) == order.goals.tolist()
-    resumed = training_goals(shop, settings)  # a checkpoint saves the number of the update: the position
+    resumed = training_goals(shop, settings)
+    resumed.go_on(7, order.place(7))  # what a checkpoint saves
     assert [resumed.batch(u).tolist() for u in range(7, 10)] == [order.batch(u).tolist() for u in range(7, 10)]
     assert goals_hash(order.goals) == goals_hash(order.goals[::-1]) != goals_hash(order.goals[1:])
 
