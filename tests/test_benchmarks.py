@@ -46,6 +46,30 @@ def test_scale(tmp_path: Path) -> None:
     assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_rollouts(tmp_path: Path) -> None:
+    printed, result = run_benchmark(
+        tmp_path, "bench_rollout.py", "--templates", "compact", "--repeats", "1", "--no-policy"
+    )
+    head, rule, row, *_ = printed.splitlines()
+    assert head.count("|") == rule.count("|") == row.count("|") == 9
+    (times,) = result["scripted"]
+    parts = [times[f"{part}_s"]["mean"] for part in ("prompts", "tokenization", "stepping", "flattening")]
+    assert times["all_s"]["mean"] == pytest.approx(sum(parts), abs=0.003)
+    assert min(parts) > 0
+
+
+def test_search(tmp_path: Path) -> None:
+    small = ("--no-lucene", "--num-queries", "5", "--repeats", "1")
+    printed, result = run_benchmark(tmp_path, "bench_search.py", "webshop_env/assets/catalogue", *small)
+    (figures,) = result["catalogues"]
+    assert figures["num_products"] == 1000 and figures["num_postings"] > figures["num_terms"] > 500
+    assert figures.keys() >= {"build_s", "build_peak_mb", "open_ms", "resident_mb"}
+    assert set(figures["queries"]) == {"words of a title", "instructions", "common words"}
+    for times in figures["queries"].values():
+        assert times["num_queries"] > 0 and 0 < times["ours_p50_ms"] <= times["ours_p99_ms"]
+    assert "| catalogue | products |" in printed and "| 1,000 | instructions |" in printed
+
+
 def test_advantages(tmp_path: Path) -> None:
     arguments = ("--rows", "120", "300", "--groups", "1", "--repeats", "2")
     printed, result = run_benchmark(tmp_path, "bench_advantages.py", *arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -64,22 +63,3 @@ def test_what_the_endpoint_refuses_is_said_in_one_line(endpoint) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
     assert 'HTTP 404: {"error": "no model other"}' in done.stderr
-
-
-def test_the_rollout_benchmark_times_every_part(tmp_path) -> None:
-    arguments = ("--templates", "compact", "--repeats", "1", "--no-policy", "--out", str(tmp_path / "b.json"))
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "bench_rollout.py", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    head, rule, row = done.stdout.splitlines()
-    assert head.count("|") == rule.count("|") == row.count("|") == 9
-    result = json.loads((tmp_path / "b.json").read_text())["scripted"][0]
-    parts = [result[f"{part}_s"]["mean"] for part in ("prompts", "tokenization", "stepping", "flattening")]
-    assert result["all_s"]["mean"] == pytest.approx(sum(parts), abs=0.003)
-    assert min(parts) > 0
