@@ -10,6 +10,9 @@ import pytest
 # Before torch is imported anywhere: two threads are what the smallest supported machine has.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
+# A process that is aborted tells where it stood.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

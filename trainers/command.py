@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trainers.errors import TrainingError
+from trainers.ranks import leave_process
 from trainers.settings import explain, resolve
 from webshop_env.errors import ShopGymError, no_permission
 
@@ -39,6 +40,7 @@ def run_command(main: Callable[[list[str]], None]) -> None:
     """
     try:
         main(sys.argv[1:])
+        leave_process()
     except ShopGymError as error:
         _refuse(str(error))
     except PermissionError as error:
@@ -47,6 +49,7 @@ def run_command(main: Callable[[list[str]], None]) -> None:
         _refuse(str(error), code=1, on_every_rank=error.on_every_rank)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
+        leave_process(130)
         sys.exit(130)
 
 
@@ -54,4 +57,5 @@ def _refuse(why: str, *, code: int = 2, on_every_rank: bool = True) -> NoReturn:
     if os.environ.get("RANK", "0") == "0" or not on_every_rank:
         for line in why.splitlines():
             print(f"error: {line}", file=sys.stderr)
+    leave_process(code)
     sys.exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -112,6 +113,23 @@ def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
         ranks.barrier()
     finally:
         stop_ranks()
+
+
+def leave_process(code: int = 0) -> None:
+    """Ends a rank of many at once; does nothing in a process that is alone.
+
+    Everything is written and the ranks have left their group when this is called. What is skipped is the interpreter's
+    teardown: threads of the process group that let go of a tensor during it abort the process ("terminate called
+    without an active exception", once in some twenty runs on two ranks), and torchrun then reports a finished run as
+    failed.
+
+    Args:
+        code: Exit code.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def set_threads() -> None:

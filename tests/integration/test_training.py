@@ -39,6 +39,7 @@ UPDATES = 3
 RECORDER = """
 import json, os, sys
 from trainers import gigpo_fsdp
+from trainers.ranks import leave_process
 
 collect, rows = gigpo_fsdp.collect_over_ranks, []
 
@@ -56,6 +57,7 @@ gigpo_fsdp.main(sys.argv[2:])
 if os.environ.get("RANK", "0") == "0":
     with open(sys.argv[1], "w") as file:
         json.dump(rows, file)
+leave_process()
 """
 
 

@@ -18,7 +18,7 @@ from rollout.types import ragged
 from trainers.actor import Actor, ActorConfig, UpdateTotals
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
-from trainers.ranks import start_ranks, stop_ranks
+from trainers.ranks import joined_ranks, leave_process, start_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +61,7 @@ def test_gradients_do_not_depend_on_the_number_of_ranks(tmp_path):
 
 if __name__ == "__main__":
     written = gradients()
-    if start_ranks("cpu").is_first:
-        torch.save(written, sys.argv[1])
-    stop_ranks()
+    with joined_ranks("cpu") as ranks:
+        if ranks.is_first:
+            torch.save(written, sys.argv[1])
+    leave_process()

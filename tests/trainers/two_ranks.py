@@ -20,7 +20,7 @@ from trainers.errors import TrainingError
 from trainers.files import WriteError, write_together
 from trainers.losses import LossConfig
 from trainers.models import load_model, load_tokenizer
-from trainers.ranks import Ranks, start_ranks, stop_ranks
+from trainers.ranks import Ranks, leave_process, start_ranks, stop_ranks
 from trainers.sharding import ShardingConfig
 
 UNEVEN = (1, 3, 2, 7)
@@ -107,6 +107,7 @@ def main(folder: Path) -> None:
         )
     ranks.barrier()
     stop_ranks()
+    leave_process()
 
 
 def message(kind: type[Exception], action: Callable[[], object]) -> str:
