@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -21,14 +20,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch
 
 import numpy as np
 from bench_rollout import GROUP_SIZE, MAX_PROMPT_TOKENS, NUM_GROUPS, NUM_STEPS, DrawnActions
-from machine import RESULTS, describe_machine, write_result
+from machine import RESULTS, describe_machine, run_script, write_result
 
 from env_manager import EnvConfig, EnvManager
 from rollout import CollectorConfig, SamplingParams, TrajectoryCollector
 from rollout.types import StepBatch
 from trainers.advantages import ESTIMATORS, AdvantageConfig, similar_pages, with_advantages
 from trainers.goals import fixed_goals
-from webshop_env.errors import ShopGymError
 from webshop_env.shop import open_shop
 
 
@@ -140,8 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

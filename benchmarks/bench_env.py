@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import RESULTS, describe_machine, write_result
+from machine import RESULTS, describe_machine, run_script, write_result
 
 from webshop_env import WebShopTextEnv, WebShopVectorEnv, open_shop
 from webshop_env.actions import parse_v0
@@ -275,8 +275,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

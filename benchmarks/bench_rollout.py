@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, process_time
@@ -22,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch
 
 import numpy as np
 import torch
-from machine import RESULTS, describe_machine, write_result
+from machine import RESULTS, describe_machine, run_script, write_result
 
 from env_manager import EnvConfig, EnvManager
 from rollout import CollectorConfig, Generation, GenerationRequest, SamplingParams, TrajectoryCollector
@@ -34,7 +33,6 @@ from trainers.models import load_model, load_tokenizer
 from trainers.ranks import set_threads
 from trainers.settings import resolve
 from trainers.worlds import make_grammar, make_manager
-from webshop_env.errors import ShopGymError
 from webshop_env.shop import Shop, open_shop
 
 NUM_GROUPS, GROUP_SIZE, NUM_STEPS = 16, 8, 15
@@ -191,8 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

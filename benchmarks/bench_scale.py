@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_env import in_own_process, memory_of_environments, memory_of_workers, resident_bytes
-from machine import RESULTS, describe_machine, write_result
+from machine import RESULTS, describe_machine, run_script, write_result
 
 from env_manager import EnvConfig, EnvManager
 from webshop_env import WebShopTextEnv, WebShopVectorEnv, open_shop
@@ -228,8 +228,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import RESULTS, describe_machine, write_result
+from machine import RESULTS, describe_machine, run_script, write_result
 
 from rollout import GenerationRequest, NoiseKey, SamplingParams, StepBatch
 from rollout.engines.vllm import VLLMConfig, VLLMEngine
@@ -307,8 +307,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from machine import RESULTS, describe_machine, write_result
+from machine import RESULTS, describe_machine, run_script, write_result
 
 from trainers.display import read_metrics
 from trainers.estimates import Estimate, mean_estimate, paired_share_estimate
@@ -251,8 +251,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -7,8 +7,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from webshop_env.errors import ShopGymError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -21,6 +25,15 @@ def describe_machine(*packages: str) -> dict[str, Any]:
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in packages},
     }
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Runs a script's `main`; the caller's mistake is one line and exit code 2."""
+    try:
+        main()
+    except ShopGymError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def processor() -> str:
