@@ -55,12 +55,13 @@ class Block:
 
 
 def _visible(node: Node) -> Node | None:
-    """Blank nodes vanish if they are empty or hold a newline; other blanks count as one blank (see QUIRKS of v0)."""
+    """Blank nodes vanish if they are empty or hold a newline; other blanks count as one blank (see QUIRKS of v0), but
+    for the asin of a product, which is what a click has to name."""
     if node.text.strip(_BLANKS):
         return node
     if not node.text or "\n" in node.text:
         return None
-    return node._replace(text=" ")
+    return node if node.role == "product" else node._replace(text=" ")
 
 
 _NOTHING = Block(())
