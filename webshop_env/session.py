@@ -170,9 +170,9 @@ def _find_v0(book: PageBook, keywords: tuple[str, ...], rng: random.Random) -> t
     if first == "<c>":
         if len(keywords) < 2:
             raise _Refusal("<c> needs a category")
-        return tuple(asin for asin, product in products.items() if product.category == keywords[1].strip())
+        return book.shop.asins_labelled("category", keywords[1].strip())
     if first == "<q>":
-        return tuple(asin for asin, product in products.items() if product.query == rest)
+        return book.shop.asins_labelled("query", rest)
     return _find(book, keywords)
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -65,6 +65,7 @@ class Shop:
         self._splits = split_indexes(goal_list, arguments["split_by"])
         self._score = score_v0 if self.version == "v0" else score_v1
         self._found = lru_cache(maxsize=1 << 14)(self._search)
+        self._by_label = lru_cache(maxsize=2)(self._group_by_label)
 
     def split(self, name: str) -> np.ndarray:
         """Goal indexes (int32, rising, read-only) of "train", "eval", "test" or "all"."""
@@ -107,6 +108,13 @@ class Shop:
             QueryTooLongError: More than 1,024 distinct terms in v0, as published; v1 takes the first 1,024.
         """
         return self._found(" ".join(words))
+
+    def asins_labelled(self, label: Literal["category", "query"], value: str) -> tuple[str, ...]:
+        """Asins of the products with that category or query, in file order: what v0's `<c>` and `<q>` list.
+
+        The first call reads the whole catalogue.
+        """
+        return self._by_label(label).get(value, ())
 
     def price_of(self, asin: str) -> float:
         """The price that the score uses, in US dollars: v0's draw, or what v1 shows (NaN when none is known)."""
@@ -165,6 +173,12 @@ class Shop:
 
     def __repr__(self) -> str:
         return f"<Shop {self.version}: {len(self.products)} products, {len(self.goals)} goals>"
+
+    def _group_by_label(self, label: str) -> dict[str, tuple[str, ...]]:
+        groups: dict[str, list[str]] = {}
+        for asin, product in self.products.items():
+            groups.setdefault(getattr(product, label), []).append(asin)
+        return {value: tuple(asins) for value, asins in groups.items()}
 
     def _search(self, query: str) -> tuple[str, ...]:
         return _engine(self._catalog, self._arguments["search"]).search(query, MAX_HITS)
