@@ -47,7 +47,7 @@ def add_adapter(model: PreTrainedModel, settings: ModelSettings, *, base: str, s
     targets = settings.target_modules
     config = LoraConfig(
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft divides it by r, a fraction is fine
         lora_dropout=0.0,  # log-probs must not be noisy
         target_modules="all-linear" if targets == ("all-linear",) else list(targets),
         task_type="CAUSAL_LM",

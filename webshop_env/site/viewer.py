@@ -208,7 +208,7 @@ def viewer_pages(view: Path) -> Blueprint:
 def _address_of_page(number: int) -> str:
     """The list as it is filtered now, at another page; only names that the list knows come along."""
     known = ("source", "order", *(field.name for field in fields(Filters)))
-    kept = {name: request.args[name] for name in known if name in request.args}
+    kept: dict[str, Any] = {name: request.args[name] for name in known if name in request.args}
     return url_for("viewer.episodes", **kept, page=number)
 
 
