@@ -144,6 +144,10 @@ def measure_engine(directory: Path, size: Size) -> dict[str, Any]:
         engine.load_weights(actor.full_weights(engine.dtype), 0)
         engine.pop_seconds()
         speed = list(generation_speed(engine, size))
+        cached_frac = engine.num_cached_prompt_tokens / engine.num_prompt_tokens
+        engine.config = dataclasses.replace(engine.config, seeded_replies=False)
+        shared_speed = list(generation_speed(engine, size, first=20))
+        engine.config = dataclasses.replace(engine.config, seeded_replies=True)
         before = gap(actor, engine, size, number=1_000)
         cycles = list(weight_cycles(actor, engine, size))
         after = gap(actor, engine, size, number=2_000)
@@ -162,7 +166,11 @@ def measure_engine(directory: Path, size: Size) -> dict[str, Any]:
             "first_s": round(speed[0], 3),
             "s": spread(speed[1:]),
             "new_tokens_per_s": round(size.num_prompts * size.new_tokens / float(np.mean(speed[1:])), 1),
-            "cached_prompt_frac": round(engine.num_cached_prompt_tokens / engine.num_prompt_tokens, 3),
+            "cached_prompt_frac": round(cached_frac, 3),
+            "shared_generator_s": spread(shared_speed[1:]),
+            "shared_generator_new_tokens_per_s": round(
+                size.num_prompts * size.new_tokens / float(np.mean(shared_speed[1:])), 1
+            ),
         },
         "gap_before_cycles": before,
         "gap_after_cycles": after,
@@ -177,9 +185,9 @@ def measure_engine(directory: Path, size: Size) -> dict[str, Any]:
     }
 
 
-def generation_speed(engine: VLLMEngine, size: Size) -> Iterator[float]:
+def generation_speed(engine: VLLMEngine, size: Size, *, first: int = 0) -> Iterator[float]:
     """Seconds of one more repeat than asked for; the first one warms up."""
-    for number in range(size.repeats + 1):
+    for number in range(first, first + size.repeats + 1):
         asked = requests(size, number)
         began = perf_counter()
         replies = engine.generate(asked, SamplingParams(max_tokens=size.new_tokens))
@@ -263,8 +271,10 @@ def print_tables(result: dict[str, Any]) -> None:
     )
     print("| --- | --- | --- | --- |")
     print(
-        f"| | {generation['new_tokens']} each | {generation['s']['mean']} ± {generation['s']['std']} "
-        f"| {generation['new_tokens_per_s']} |\n"
+        f"| a generator for each reply | {generation['new_tokens']} each | {generation['s']['mean']} ± "
+        f"{generation['s']['std']} | {generation['new_tokens_per_s']} |\n"
+        f"| one for all | {generation['new_tokens']} each | {generation['shared_generator_s']['mean']} ± "
+        f"{generation['shared_generator_s']['std']} | {generation['shared_generator_new_tokens_per_s']} |\n"
     )
     print("| stage | s |\n| --- | --- |")
     for stage in STAGES:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from rollout.engines.hf import HFEngine
 from rollout.engines.prompts import eos_ids
+from rollout.noise import seed_of
+from rollout.types import NoiseKey
 from trainers.models import compute_dtype, load_model, locate
 from trainers.ranks import Ranks
 from trainers.settings import Settings
@@ -48,6 +50,8 @@ def open_engine(
                 enforce_eager=rollout.enforce_eager,
                 enable_chunked_prefill=rollout.enable_chunked_prefill,
                 free_cache_engine=rollout.free_cache_engine,
+                seeded_replies=rollout.seeded_replies,
+                seed=seed_of(NoiseKey(settings.trainer.seed, 0, ranks.rank, 0)),
                 under_launcher=ranks.world > 1,
             ),
             weight_shapes={name: tensor.shape for name, tensor in policy.state_dict().items()},

@@ -398,6 +398,12 @@ class RolloutSettings:
         None, "tokens of one pass of vllm, at most; null is its own choice", at_least=1, needs=[VLLM]
     )
     enable_chunked_prefill: bool = setting(True, "vllm may read long prompts in pieces", needs=[VLLM])
+    seeded_replies: bool = setting(
+        True,
+        "in vllm each reply has a generator of its own; false is faster: one for all, which repeats only the same "
+        "requests in the same order",
+        needs=[VLLM],
+    )
     log_prob_micro_batch_size_per_gpu: int = setting(16, "rows of one pass for old log-probs, at most", at_least=1)
 
 

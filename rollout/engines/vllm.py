@@ -5,8 +5,9 @@ are computed once (prefix caching). While the actor learns the engine gives its 
 wake it, first the place for the weights, then, when these are in it, the cache.
 
 vLLM's CPU build has no sleep: there memory stays with the engine. Replies are the same for the same requests in the
-same order on the same engine, since the seed of a reply comes from its name (`NoiseKey`); which tokens a seed draws is
-vLLM's business, so other engines draw others.
+same order on the same engine, since the seed of a reply comes from its name (`NoiseKey`), or where all replies share a
+generator, since that starts anew with each version of the weights; which tokens a seed draws is vLLM's business, so
+other engines draw others.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class VLLMConfig:
     """Let long prompts be read in pieces, beside replies that are being written; never on the CPU."""
     free_cache_engine: bool = True
     """Give the memory back while the actor learns."""
+    seeded_replies: bool = True
+    """A generator for each reply, seeded by its name: a kernel more for each reply and token. False: one for all."""
+    seed: int = 0
+    """Of that one, with the version of the weights."""
     under_launcher: bool = False
     """This process is one of several that share a torch process group (torchrun); each has an engine of its own."""
 
@@ -207,6 +212,8 @@ class VLLMEngine:
                 _empty_cache()  # what gathering the weights took
                 self._engine.wake_up(["kv_cache"])
             self._is_asleep = False
+        if not self.config.seeded_replies:
+            default_generator(self.device).manual_seed(seed_of(NoiseKey(self.config.seed, version, 0, 0)))
 
     def sleep(self) -> None:
         """Gives the memory of weights and cache back, until `load_weights`; nothing happens where it cannot sleep."""
@@ -303,7 +310,7 @@ class VLLMEngine:
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
-            seed=seed_of(request.noise),
+            seed=seed_of(request.noise) if self.config.seeded_replies else None,
             max_tokens=params.max_tokens,
             stop_token_ids=sorted(self.eos_ids),
             logprobs=0,  # that of the sampled token alone
@@ -373,6 +380,13 @@ def _keep_process_group(engine: Any) -> None:
     finalizer = getattr(engine.engine_core, "_finalizer", None)
     if finalizer is not None:
         finalizer.detach()
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """What draws on a device where no other generator is named."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
 
 
 def _empty_cache() -> None:

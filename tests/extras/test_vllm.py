@@ -190,6 +190,20 @@ def test_noise_has_a_name(engine) -> None:
     assert all(a.reply_ids.tolist() != b.reply_ids.tolist() for a, b in zip(once, other, strict=True))
 
 
+def test_a_shared_generator_starts_anew_with_each_version_of_the_weights(engine, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "config", dataclasses.replace(engine.config, seeded_replies=False))
+
+    def written(version: int) -> list[list[int]]:
+        engine.load_weights(MODELS[0].state_dict(), version)
+        return [reply.reply_ids.tolist() for reply in engine.generate(requests(6), PARAMS)]
+
+    once, other, again = written(1), written(2), written(1)
+    assert once == again
+    assert all(a != b for a, b in zip(once, other, strict=True))
+    more = [reply.reply_ids.tolist() for reply in engine.generate(requests(6), PARAMS)]
+    assert all(a != b for a, b in zip(again, more, strict=True)), "the names of the replies draw nothing"
+
+
 def test_replies_end_with_eos_or_are_cut(engine) -> None:
     replies = engine.generate(requests(64), PARAMS)
     ended = [reply for reply in replies if not reply.is_cut]
