@@ -79,6 +79,18 @@ def test_advantages(tmp_path: Path) -> None:
     assert 1 < result["similarity"]["num_clusters"] <= result["similarity"]["num_pages"] <= 120
 
 
+def test_the_speed_of_an_update(tmp_path: Path) -> None:
+    printed, result = run_benchmark(tmp_path, "gpu/update_speed.py", "--learn-only", "--tiny", "--profile")
+    assert "| recipe | learn |" in printed and "| 16k+plain | reference |" in printed
+    assert result["measured_rows"]["rows"] == result["update"]["rows"] == 12
+    for measured in result["variants"].values():
+        work = {phase: rate["model_tflop"] for phase, rate in measured["rates"].items()}
+        assert work["learn"] == pytest.approx(3 * work["reference"], abs=2e-6), "a forward pass is a third of it"
+        assert measured["kernels_of_learn"]["top"][0]["ms"] > 0
+    losses = [measured["metrics"]["actor/loss"] for measured in result["variants"].values()]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5), "variants change the speed alone"
+
+
 def write_run(folder: Path, estimator: str, seed: int, won: list[bool], share: float, **settings: Any) -> None:
     """A finished run of two updates, as training leaves it behind."""
     directory = folder / f"{estimator}_{seed}"

@@ -1,0 +1,544 @@
+"""How fast is one update of the published recipe's shape on one GPU, phase by phase, and what share of its peak?
+
+    python benchmarks/gpu/update_speed.py --learn-only                    the actor and the reference, no engine
+    python benchmarks/gpu/update_speed.py --learn-only --model smollm2    the small recipe's shape
+    python benchmarks/gpu/update_speed.py --learn-only --tiny             a smoke run on a CPU
+
+Weights are random. Episodes are real ones of the recipe's shop: at each step a scripted action is played, the oracle's
+or, for a share of the steps (`--wander`), any other of the page, so that most episodes of the published shape use up
+their steps, some win, and groups differ. The tokenizer is learnt on their prompts (3.2 characters a token on the
+original's products, about what tokenizers of language models need). Replies are random tokens, their lengths drawn
+around `--reply-tokens`, as a policy that thinks writes them; where decoding is constrained, they are the scripted
+action as the grammar writes it.
+
+Variants are words joined by `+`, each of which changes settings of the recipe (WORDS; `recipe` changes none). FLOPs are
+those that the model needs, whatever is computed again: forward 2 n T + 2 V H R + 2 l d sum(L^2), learning three times
+that; n weights of the layers, T tokens and R reply tokens of distinct rows, padding not counted, V vocabulary, H width,
+l layers, d heads times their width, L tokens of a row. The peak is that of a large product of bfloat16 matrices in the
+same process. A `key=value` word goes to the settings of every variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # machine.py is beside the other benchmarks
+
+from machine import RESULTS, describe_machine, run_script
+
+from env_manager import EnvManager
+from rollout.collector import CollectorConfig, TrajectoryCollector
+from rollout.constrained import ActionGrammar
+from rollout.engines.prompts import PromptEncoder
+from rollout.types import Generation, GenerationRequest, NoiseKey, SamplingParams, StepBatch
+from trainers.actor import Actor, ActorConfig, Reference
+from trainers.advantages import AdvantageConfig, with_advantages
+from trainers.demonstrations import demonstrate
+from trainers.models import train_tokenizer
+from trainers.ranks import Ranks, start_ranks, stop_ranks
+from trainers.scoring import distinct_pairs
+from trainers.settings import Settings, resolve
+from trainers.sharding import checkpoint_layers
+from trainers.worlds import make_grammar, make_manager, open_shop_world
+from webshop_env.errors import ShopGymError
+from webshop_env.policies import OraclePolicy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WORDS = {
+    "recipe": (),
+    "16k": ("tokens=16384",),
+    "32k": ("tokens=32768",),
+    "64k": ("tokens=65536",),
+    "128k": ("tokens=131072",),
+    "plain": ("actor_rollout_ref.model.enable_gradient_checkpointing=false",),
+    "checkpoint": ("actor_rollout_ref.model.enable_gradient_checkpointing=true",),
+    "compile": ("actor_rollout_ref.actor.use_torch_compile=true",),
+    "resident": ("actor_rollout_ref.ref.fsdp_config.param_offload=false",),
+    "float32": ("actor_rollout_ref.actor.fsdp_config.dtype=float32",),
+}
+"""What a word of a variant sets; `tokens=T` is a budget of T tokens for every pass, with any number of rows."""
+BUDGET = (
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu={}",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=100000",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=100000",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=100000",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A recipe and the size of its model."""
+
+    recipe: str
+    architecture: str
+    config: dict[str, Any]
+    wander: float
+    """Share of the steps at which something else than the oracle's action is played."""
+    rows: int
+    """Rows of the quick mode that is given none."""
+    variants: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+
+QWEN = Shape(
+    recipe="webshop_qwen2.5_1.5b",
+    architecture="qwen2",
+    config={
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151_936, "max_position_embeddings": 32_768,
+    },
+    wander=0.65,
+    rows=256,
+    variants=("recipe", "32k+resident", "32k+plain+resident", "32k+compile+resident", "32k+compile+plain+resident"),
+)  # fmt: skip
+SMOLLM2 = Shape(
+    recipe="webshop_smollm2_135m",
+    architecture="llama",
+    config={
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49_152, "max_position_embeddings": 8192,
+    },
+    wander=0.25,
+    rows=100_000,
+    variants=("recipe", "128k", "compile", "128k+compile"),
+)  # fmt: skip
+TINY_CONFIG = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 4_096,
+}  # fmt: skip
+TINY_SETTINGS = (
+    *("data.train_batch_size=2", "env.rollout.n=2", "env.max_steps=3"),
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+)
+SHAPES = {"qwen": QWEN, "smollm2": SMOLLM2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What the environments are given, whatever the engine wrote, and how long replies are."""
+
+    manager: EnvManager
+    oracle: OraclePolicy
+    wander: float
+    reply_tokens: float
+    """Mean of a log-normal distribution, cut at the limit of replies."""
+
+    def length(self, noise: NoiseKey, max_tokens: int) -> int:
+        """Tokens that this reply shall have."""
+        spread = 0.5
+        drawn = self._rng(noise, 0).lognormal(np.log(self.reply_tokens) - spread**2 / 2, spread)
+        return int(np.clip(round(drawn), 4, max_tokens))
+
+    def action(self, noise: NoiseKey) -> str:
+        """What is done on the page that the request's environment shows."""
+        observation, info = self.manager.page(noise.episode % self.manager.num_envs)
+        action = self.oracle.act(observation, info)
+        others = [a for a in info["available_actions"] if not a.startswith("search[") and a != "click[buy now]"]
+        rng = self._rng(noise, 1)
+        if others and rng.random() < self.wander:
+            return str(rng.choice(others))
+        return action
+
+    def text(self, action: str) -> str:
+        """A well-formed reply of the template that takes an action."""
+        thought = f"<think>{action}</think>" if self.manager.template.thinks else ""
+        return f"{thought}<action>{action}</action>"
+
+    @staticmethod
+    def _rng(noise: NoiseKey, what: int) -> np.random.Generator:
+        return np.random.default_rng((what, noise.seed, noise.update, noise.episode, noise.step))
+
+
+class RandomTokens:
+    """A policy without a model: replies of random tokens, or of the action's own where a grammar binds them."""
+
+    weight_version = 0
+
+    def __init__(self, encoder: PromptEncoder, vocabulary: int, script: Script, grammar: ActionGrammar | None) -> None:
+        self.encode, self.vocabulary, self.script, self.grammar = encoder.encode, vocabulary, script, grammar
+
+    def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
+        return [self._reply(request, params) for request in requests]
+
+    def _reply(self, request: GenerationRequest, params: SamplingParams) -> Generation:
+        action = self.script.action(request.noise)
+        if self.grammar is not None:
+            reply = self.grammar.encode_reply(action)
+        else:
+            length = self.script.length(request.noise, params.max_tokens)
+            rng = np.random.default_rng((request.noise.episode, request.noise.step))
+            reply = rng.integers(0, self.vocabulary, length).astype(np.int32)
+        log_probs = np.full(len(reply), -np.log(self.vocabulary), dtype=np.float32)
+        return Generation(reply, log_probs, self.script.text(action), is_cut=False)
+
+
+class Clock:
+    """Seconds and peak memory of phases, GPU work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        self.peak_gib: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._wait()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        began = time.perf_counter()
+        yield
+        self._wait()
+        self.seconds[name] = time.perf_counter() - began
+        if self.device.type == "cuda":
+            self.peak_gib[name] = torch.cuda.max_memory_allocated(self.device) / 2**30
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def keep(result: dict[str, Any], out: Path) -> None:
+    """Writes what there is so far: a run that is stopped leaves it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def peak_tflops(device: torch.device) -> float:
+    """TFLOP/s of a large product: what the card can do at its very best."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    best, clock = 0.0, Clock(device)
+    for _ in range(6):
+        with clock.phase("products"):
+            for _ in range(20):
+                a @ b
+        best = max(best, 20 * 2 * size**3 / clock.seconds["products"] / 1e12)
+    return best
+
+
+def make_model(shape: Shape, device: torch.device) -> Any:
+    """Random weights in float32, made on the device."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    config_kind, kind = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[
+        shape.architecture
+    ]
+    config = config_kind(**shape.config, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1, pad_token_id=0)
+    torch.manual_seed(0)
+    with device:
+        return kind._from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+
+
+def model_flops(config: dict[str, Any], batch: StepBatch) -> float:
+    """Of one forward pass over the distinct rows; see above."""
+    pairs = distinct_pairs(batch)
+    lengths = pairs.lengths.astype(np.float64)
+    num_reply = float(sum(len(reply) for reply in pairs.replies))
+    width, inner, depth = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    kv_width = width // config["num_attention_heads"] * config["num_key_value_heads"]
+    weights = depth * (2 * width * width + 2 * width * kv_width + 3 * width * inner)
+    attention = 2.0 * depth * width * float((lengths**2).sum())
+    return 2.0 * weights * float(lengths.sum()) + 2.0 * config["vocab_size"] * width * num_reply + attention
+
+
+def sizes(batch: StepBatch) -> dict[str, Any]:
+    """Rows and tokens, as they are and as the model sees them."""
+    pairs = distinct_pairs(batch)
+    prompts = np.asarray([len(prompt) for prompt in batch.prompt_ids])
+    replies = np.asarray([len(reply) for reply in batch.reply_ids])
+    return {
+        "rows": len(batch),
+        "episodes": len(np.unique(batch.episode_id)),
+        "won_frac": round(float(batch.won.mean()), 3),
+        "distinct_rows": len(pairs),
+        "tokens": int(pairs.lengths.sum()),
+        "reply_tokens": int(sum(len(reply) for reply in pairs.replies)),
+        "prompt_tokens_mean": round(float(prompts.mean()), 1),
+        "prompt_tokens_max": int(prompts.max()),
+        "reply_tokens_mean": round(float(replies.mean()), 1),
+        "reply_tokens_max": int(replies.max()),
+    }
+
+
+def settings_of_variant(shape: Shape, name: str, extra: Sequence[str]) -> Settings:
+    """The recipe's settings with a variant's changes.
+
+    Raises:
+        ShopGymError: The variant has a word that means nothing.
+    """
+    words: list[str] = []
+    for word in name.split("+"):
+        if word not in WORDS:
+            raise ShopGymError(f"--variants: {word!r} in {name!r} means nothing; there are {', '.join(WORDS)}")
+        for change in WORDS[word]:
+            key, _, value = change.partition("=")
+            words += [line.format(value) for line in BUDGET] if key == "tokens" else [change]
+    fixed = ("trainer.n_gpus_per_node=null", "actor_rollout_ref.rollout.name=hf")
+    settings, _, _ = resolve([f"recipe={shape.recipe}", *fixed, *shape.settings, *words, *extra], Settings)
+    return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """The rows of one update with advantages, and what they were made with."""
+
+    batch: StepBatch
+    grammar: ActionGrammar | None
+    pad_id: int
+
+
+def learn_tokenizer(shape: Shape, settings: Settings) -> PreTrainedTokenizerBase:
+    """A tokenizer of the prompts that the recipe's goals bring."""
+    manager = make_manager(settings.env, settings.data, 32, count_tokens=None)
+    shop = open_shop_world(settings.env)
+    goals = np.random.default_rng(1).permutation(shop.split("train"))[:32]
+    shown = demonstrate(manager, OraclePolicy(shop), goals, noise=shape.wander)
+    texts = [*shown.prompts, *(action for page in shown.admissible for action in page)]
+    return train_tokenizer(texts, min(shape.config["vocab_size"], 32_768))
+
+
+def play(shape: Shape, settings: Settings, reply_tokens: float) -> Played:
+    """One update's episodes, played with random replies."""
+    tokenizer = learn_tokenizer(shape, settings)
+    grammar = None
+    if settings.actor_rollout_ref.rollout.constrained:
+        grammar = make_grammar(tokenizer, settings.env, settings.data)
+    shop, group_size = open_shop_world(settings.env), settings.env.rollout.n
+    goals = np.random.default_rng(0).permutation(shop.split("train"))[: settings.data.train_batch_size]
+    encoder = PromptEncoder(tokenizer)
+    manager = make_manager(
+        settings.env, settings.data, len(goals) * group_size, count_tokens=lambda text: len(encoder.encode(text))
+    )
+    script = Script(manager=manager, oracle=OraclePolicy(shop), wander=shape.wander, reply_tokens=reply_tokens)
+    policy = RandomTokens(encoder, shape.config["vocab_size"], script, grammar)
+    collector = TrajectoryCollector(manager, CollectorConfig(constrained=grammar is not None))
+    params = SamplingParams(max_tokens=settings.data.max_response_length)
+    batch = collector.collect(goals, policy, params, group_size=group_size, update=0, seed=0)
+    batch = with_advantages(batch, AdvantageConfig.of(settings))
+    return Played(batch=batch, grammar=grammar, pad_id=int(tokenizer.pad_token_id))
+
+
+def measure_actor(
+    shape: Shape, settings: Settings, played: Played, rows: StepBatch, ranks: Ranks, *, num_updates: int, profile: bool
+) -> dict[str, Any]:
+    """Times of the passes over some rows with one variant's settings: old log-probs, reference, learning."""
+    began = time.perf_counter()
+    config = ActorConfig.of(settings)
+    model = make_model(shape, ranks.device)
+    frozen = copy.deepcopy(model).cpu() if config.loss.use_kl_loss else None
+    if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
+        checkpoint_layers(model)
+    shared: dict[str, Any] = {
+        "pad_id": played.pad_id,
+        "temperature": settings.actor_rollout_ref.rollout.temperature,
+        "grammar": played.grammar,
+    }
+    actor = Actor(model, ranks, config, **shared)
+    reference = None
+    if frozen is not None:
+        ref = settings.actor_rollout_ref.ref
+        reference = Reference(
+            frozen,
+            ranks,
+            max_rows=ref.log_prob_micro_batch_size_per_gpu,
+            max_tokens=config.max_tokens,
+            sharding=replace(config.sharding, param_offload=ref.fsdp_config.param_offload),
+            **shared,
+        )
+
+    clock, runs, batch = Clock(ranks.device), [], rows
+    for number in range(1 + num_updates):
+        with clock.phase("old_log_probs"):
+            batch = actor.with_old_log_probs(rows)
+        if reference is not None:
+            with clock.phase("reference"):
+                batch = reference.with_log_probs(batch)
+        with clock.phase("learn"):
+            metrics = actor.update(batch, seed=0, update=number)
+        if number == 0:  # kernels were chosen or compiled, memory was taken
+            first, started_s = dict(clock.seconds), time.perf_counter() - began
+        else:
+            runs.append(dict(clock.seconds))
+    result: dict[str, Any] = {
+        "until_warm_s": round(started_s, 2),
+        "first_s": rounded(first),
+        "runs_s": [rounded(run) for run in runs],
+        "s": {phase: round(float(np.mean([run[phase] for run in runs])), 4) for phase in first},
+        "peak_gib": rounded(clock.peak_gib),
+        "metrics": {name: metrics[name] for name in ("actor/loss", "actor/grad_norm", "actor/optimizer_steps")},
+    }
+    if profile:
+        result["kernels_of_learn"] = kernels_of(lambda: actor.update(batch), ranks.device)
+    return result
+
+
+def kernels_of(work: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """What the device spends its time on, and which share of the time it has nothing to do."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities = [torch.profiler.ProfilerActivity.CUDA]  # operations of the CPU would slow it down
+    clock = Clock(device)
+    with torch.profiler.profile(activities=activities) as profiler, clock.phase("all"):
+        work()
+    by_name = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    found = [event for event in profiler.key_averages() if getattr(event, by_name) > 0]
+    events = sorted(found, key=lambda event: -getattr(event, by_name))
+    total_us = sum(getattr(event, by_name) for event in events)
+    return {
+        "s": round(clock.seconds["all"], 4),
+        "busy_frac": round(total_us / 1e6 / clock.seconds["all"], 4),
+        "num_kernels": sum(event.count for event in events),
+        "top": [
+            {
+                "kernel": event.key[:120],
+                "ms": round(getattr(event, by_name) / 1e3, 3),
+                "frac": round(getattr(event, by_name) / max(total_us, 1e-9), 4),
+                "count": event.count,
+            }
+            for event in events[:15]
+        ],
+    }
+
+
+def with_rates(
+    measured: dict[str, Any], shape: Shape, rows: StepBatch, everything: StepBatch, peak: float
+) -> dict[str, Any]:
+    """Tokens a second, TFLOP/s and share of the peak by phase, and what a whole update would take at that rate."""
+    of_pass, of_all = model_flops(shape.config, rows), model_flops(shape.config, everything)
+    tokens = int(distinct_pairs(rows).lengths.sum())
+    rates = {}
+    for phase, seconds in measured["s"].items():
+        flops = of_pass * (3 if phase == "learn" else 1)
+        if seconds > 1e-4:  # with a single optimizer step there is no pass for old log-probs
+            rates[phase] = {
+                "tokens_per_s": round(tokens / seconds),
+                "model_tflop": round(flops / 1e12, 6),
+                "tflops": round(flops / seconds / 1e12, 4),
+                "peak_frac": round(flops / seconds / 1e12 / peak, 4),
+                "whole_update_s": round(seconds * of_all / of_pass, 2),
+            }
+    return measured | {"rates": rates}
+
+
+def rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}
+
+
+def print_variant(name: str, measured: dict[str, Any]) -> None:
+    """A line for each phase of a variant, and its kernels where they were listed."""
+    for phase, rate in measured.get("rates", {}).items():
+        say(
+            f"| {name} | {phase} | {measured['s'][phase]:.3f} | {rate['tokens_per_s']:,} | {rate['tflops']:.1f} "
+            f"| {100 * rate['peak_frac']:.1f} | {measured['peak_gib'].get(phase, 0.0):.1f} "
+            f"| {rate['whole_update_s']:.1f} | {measured['first_s'][phase]:.1f} |"
+        )
+    if "error" in measured:
+        say(f"| {name} | {measured['error']} |")
+    kernels = measured.get("kernels_of_learn")
+    if kernels:
+        say(f"  {name}: device busy {100 * kernels['busy_frac']:.1f} % of {kernels['s']:.2f} s (profiled)")
+        for row in kernels["top"]:
+            say(f"  {row['ms']:10.2f} ms {100 * row['frac']:5.1f} % {row['count']:6d} x {row['kernel']}")
+
+
+HEAD = (
+    "| variant | phase | s | tokens/s | TFLOP/s | % of peak | peak GiB | whole update s | first s |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+def learn_only(shape: Shape, arguments: argparse.Namespace, extra: Sequence[str], result: dict[str, Any]) -> None:
+    """All variants of the actor and the reference on the same rows."""
+    ranks = start_ranks("cpu" if arguments.tiny else "auto")
+    names = arguments.variants or (["recipe", "16k+plain"] if arguments.tiny else shape.variants)
+    variants = {name: settings_of_variant(shape, name, extra) for name in names}
+    try:
+        result["peak_tflops"] = round(peak_tflops(ranks.device), 2)
+        played = play(shape, next(iter(variants.values())), arguments.reply_tokens)
+        num_rows = min(arguments.rows or shape.rows, len(played.batch))
+        chosen = np.sort(np.random.default_rng(0).permutation(len(played.batch))[:num_rows])
+        rows = played.batch.select(chosen)
+        result |= {"update": sizes(played.batch), "measured_rows": sizes(rows), "variants": {}}
+        say(f"peak {result['peak_tflops']} TFLOP/s; an update: {result['update']}")
+        say(f"measured: {result['measured_rows']}\n{HEAD}")
+        for name, settings in variants.items():
+            try:
+                measured = measure_actor(
+                    shape, settings, played, rows, ranks, num_updates=arguments.updates, profile=arguments.profile
+                )
+                measured = with_rates(measured, shape, rows, played.batch, result["peak_tflops"])
+            except torch.OutOfMemoryError as error:
+                measured = {"error": f"out of memory: {str(error).splitlines()[0]}"}
+            result["variants"][name] = measured
+            print_variant(name, measured)
+            keep(result, arguments.out)
+            gc.collect()
+            if ranks.device.type == "cuda":
+                torch.cuda.empty_cache()
+    finally:
+        stop_ranks()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="qwen", help="whose recipe and shape")
+    parser.add_argument("--learn-only", action="store_true", help="no engine: the actor on rows with random replies")
+    parser.add_argument("--tiny", action="store_true", help="a smoke run on the CPU")
+    parser.add_argument("--variants", nargs="+", help="which ones, instead of the shape's own")
+    parser.add_argument("--rows", type=int, help="rows of a measured update with --learn-only; the shape's own number")
+    parser.add_argument("--updates", type=int, default=1, help="measured updates after the first, which warms up")
+    parser.add_argument("--reply-tokens", type=float, help="mean length of a free reply; 130, and 20 with --tiny")
+    parser.add_argument("--wander", type=float, help="share of steps off the oracle's way, instead of the shape's own")
+    parser.add_argument("--data", help="folder of the original's products; without it the embedded catalogue")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of one more update")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("settings", nargs="*", help="key=value, for every variant")
+    arguments = parser.parse_args()
+    shape = SHAPES[arguments.model]
+    arguments.reply_tokens = arguments.reply_tokens or (20.0 if arguments.tiny else 130.0)
+    if arguments.wander is not None:
+        shape = replace(shape, wander=arguments.wander)
+    if arguments.tiny:
+        shape = replace(shape, config=shape.config | TINY_CONFIG, settings=TINY_SETTINGS)
+    elif not torch.cuda.is_available():
+        parser.error("there is no GPU; --tiny runs without one")
+    extra = [*arguments.settings, *([f"env.webshop.data_dir={arguments.data}"] if arguments.data else [])]
+    name = f"update_speed_{arguments.model}{'_learn' if arguments.learn_only else ''}"
+    arguments.out = arguments.out or RESULTS / f"{name}.json"
+    result = describe_machine("torch", "transformers")
+    if torch.cuda.is_available():
+        result["hardware"]["gpu"] = torch.cuda.get_device_name()
+    result |= {
+        "command": " ".join(sys.argv[1:]),
+        "model": shape.config,
+        "recipe": shape.recipe,
+        "wander": shape.wander,
+        "reply_tokens": arguments.reply_tokens,
+        "settings": {name: list(WORDS[name]) for name in WORDS},
+    }
+    learn_only(shape, arguments, extra, result)
+    keep(result, arguments.out)
+    say(f"\n{arguments.out}")
+
+
+if __name__ == "__main__":
+    run_script(main)
