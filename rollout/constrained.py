@@ -42,12 +42,38 @@ class _Node:
     opens_query: bool = False
     """The head of a search ends here: free text may follow."""
     _allowed: np.ndarray | None = None
+    _is_forced: bool | None = None
 
     @property
     def allowed(self) -> np.ndarray:
         if self._allowed is None:
             self._allowed = np.asarray(sorted(self.children), dtype=np.int32)
         return self._allowed
+
+    @property
+    def is_end(self) -> bool:
+        return not self.children and not self.opens_query
+
+    @property
+    def is_forced(self) -> bool:
+        """One way leads from here to the end of the reply."""
+        if self._is_forced is None:
+            node = self
+            while len(node.children) == 1 and not node.opens_query:
+                (node,) = node.children.values()
+            self._is_forced = node.is_end
+        return self._is_forced
+
+
+@dataclass(slots=True)
+class _Trie:
+    """The replies to a page."""
+
+    root: _Node
+    rest: int
+    """Tokens of the longest one."""
+    deciding: tuple[int, ...] | None = None
+    """See `ActionGrammar.deciding_tokens`, found when it is first asked for."""
 
 
 class Cursor:
@@ -88,6 +114,22 @@ class Cursor:
             return grammar.thought_free.choose(self._node.allowed[0], may_go_on=fits_one_more, may_close=True)
         return np.empty(0, dtype=np.int32)
 
+    @property
+    def is_forced(self) -> bool:
+        """Nothing is left to choose, and `take_forced` ends the reply; never said during a thought."""
+        if self._phase == "query":
+            return len(self.allowed()) == 1  # it has to be closed
+        return self._phase != "think" and self._node.is_forced
+
+    def take_forced(self) -> list[int]:
+        """Takes tokens as long as there is no choice, and returns them."""
+        taken: list[int] = []
+        while len(allowed := self.allowed()) == 1:
+            token = int(allowed[0])
+            self._move(token)
+            taken.append(token)
+        return taken
+
     def advance(self, token: int) -> None:
         """Takes the next token.
 
@@ -95,9 +137,12 @@ class Cursor:
             ValueError: the token is not among the allowed ones.
         """
         allowed = self.allowed()
-        at = int(np.searchsorted(allowed, token))
+        at = int(allowed.searchsorted(token))
         if at == len(allowed) or allowed[at] != token:
             raise ValueError(f"token {token} at place {self._length} of the reply is not allowed by the page's actions")
+        self._move(token)
+
+    def _move(self, token: int) -> None:
         grammar = self._grammar
         if self._phase == "fixed" and self._node.opens_query:
             self._phase = "query"
@@ -112,7 +157,7 @@ class Cursor:
         else:
             self._node = self._node.children[token]
         self._length += 1
-        if not self._node.children and not self._node.opens_query and self._phase in ("fixed", "close"):
+        if self._phase in ("fixed", "close") and self._node.is_end:
             self._phase = "done"
 
 
@@ -183,7 +228,7 @@ class ActionGrammar:
         self.eos = int(tokenizer.eos_token_id)
         self.left_out: set[str] = set()
         self._token_cache: dict[str, tuple[int, ...]] = {}
-        self._trie_cache: OrderedDict[tuple[str, ...], tuple[_Node, int]] = OrderedDict()
+        self._trie_cache: OrderedDict[tuple[str, ...], _Trie] = OrderedDict()
 
         self.think_head = self._tokens(_THINK_HEAD) if free_prefix else ()
         self.think_head_ids = [np.asarray([token], dtype=np.int32) for token in self.think_head]
@@ -220,8 +265,18 @@ class ActionGrammar:
         Raises:
             ShopGymError: the page offers nothing, or nothing that fits into `max_tokens`.
         """
-        root, rest = self._trie(tuple(admissible))
-        return Cursor(self, root, rest)
+        trie = self._trie(tuple(admissible))
+        return Cursor(self, trie.root, trie.rest)
+
+    def deciding_tokens(self, admissible: Sequence[str]) -> tuple[int, ...]:
+        """Tokens after which nothing is left to choose, wherever in a reply to the page they are taken.
+
+        An engine may stop there: `Cursor.take_forced` knows the rest. Other tokens may decide at some places only.
+        """
+        trie = self._trie(tuple(admissible))
+        if trie.deciding is None:
+            trie.deciding = self._deciding(trie.root)
+        return trie.deciding
 
     def allowed_ids(self, admissible: Sequence[str], reply_ids: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Rebuilds what was allowed at every token of a reply.
@@ -287,7 +342,26 @@ class ActionGrammar:
             self._token_cache[text] = tuple(int(i) for i in ids)
         return self._token_cache[text]
 
-    def _trie(self, admissible: tuple[str, ...]) -> tuple[_Node, int]:
+    def _deciding(self, root: _Node) -> tuple[int, ...]:
+        deciding: set[int] = set()
+        leaving_open: set[int] = set()
+        free = [self.thought_free] if self.free_prefix else []
+        nodes = [root]
+        while nodes:
+            node = nodes.pop()
+            if node.opens_query:
+                free.append(self.query_free)
+                deciding.add(self.search_tail[0])
+                continue
+            for token, child in node.children.items():
+                if child.is_forced:
+                    deciding.add(token)
+                else:
+                    leaving_open.add(token)
+                    nodes.append(child)
+        return tuple(sorted(t for t in deciding - leaving_open if not any(text.is_free[t] for text in free)))
+
+    def _trie(self, admissible: tuple[str, ...]) -> _Trie:
         if admissible in self._trie_cache:
             self._trie_cache.move_to_end(admissible)
             return self._trie_cache[admissible]
@@ -314,10 +388,10 @@ class ActionGrammar:
                 f"constrained decoding: none of the page's {len(admissible)} actions fits into {self.max_tokens} "
                 "tokens and comes back from the tokenizer whole; raise data.max_response_length"
             )
-        self._trie_cache[admissible] = root, rest
+        self._trie_cache[admissible] = trie = _Trie(root, rest)
         if len(self._trie_cache) > _TRIES_KEPT:
             self._trie_cache.popitem(last=False)
-        return root, rest
+        return trie
 
 
 def _insert(root: _Node, tokens: Sequence[int]) -> _Node:

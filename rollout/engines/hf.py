@@ -185,7 +185,7 @@ class HFEngine:
         """Writes the replies of one batch."""
         for row in rows:
             row.pending = list(row.request.prompt_ids)
-            self._take_forced(row, params)
+            self._take_forced(row)
         rows = [row for row in rows if not row.is_done]
         if not rows:
             return
@@ -227,14 +227,15 @@ class HFEngine:
         """Adds a sampled token and those that follow from it."""
         row.pending = []
         self._append(row, token, log_prob, params)
-        self._take_forced(row, params)
+        self._take_forced(row)
 
-    def _take_forced(self, row: _Row, params: SamplingParams) -> None:
-        while row.cursor is not None and not row.is_done:
-            allowed = row.cursor.allowed()
-            if len(allowed) != 1:
-                return
-            self._append(row, int(allowed[0]), 0.0, params)
+    def _take_forced(self, row: _Row) -> None:
+        if row.cursor is not None:
+            forced = row.cursor.take_forced()
+            row.reply += forced
+            row.log_probs += [0.0] * len(forced)
+            row.pending += forced
+            row.is_done = row.cursor.is_done
 
     def _append(self, row: _Row, token: int, log_prob: float, params: SamplingParams) -> None:
         row.reply.append(token)

@@ -1,13 +1,16 @@
 """Generation with vLLM inside the trainer's process, on the actor's own device: the engine of serious runs.
 
 Requests are taken while others are being answered, so that no episode waits for another. Equal beginnings of prompts
-are computed once (prefix caching). While the actor learns the engine gives its memory back; the actor's new weights
-wake it, first the place for the weights, then, when these are in it, the cache.
+are computed once (prefix caching). Under constrained decoding vLLM writes only what lies between the first choice and
+the last: what every reply to a page begins with stands in the prompt, and vLLM stops where nothing is left to choose.
+The engine adds both, with the log-prob that they have under the mask, 0.
 
-vLLM's CPU build has no sleep: there memory stays with the engine. Replies are the same for the same requests in the
-same order on the same engine, since the seed of a reply comes from its name (`NoiseKey`), or where all replies share a
-generator, since that starts anew with each version of the weights; which tokens a seed draws is vLLM's business, so
-other engines draw others.
+While the actor learns the engine gives its memory back; the actor's new weights wake it, first the place for the
+weights, then, when these are in it, the cache. vLLM's CPU build has no sleep: there memory stays with the engine.
+
+Replies are the same for the same requests in the same order on the same engine, since the seed of a reply comes from
+its name (`NoiseKey`), or where all replies share a generator, since that starts anew with each version of the weights;
+which tokens a seed draws is vLLM's business, so other engines draw others.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from webshop_env.errors import ShopGymError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rollout.constrained import ActionGrammar
+    from rollout.constrained import ActionGrammar, Cursor
 
 CPU_CACHE_BYTES = 2**30
 """Keys and values that the CPU build keeps, unless VLLM_CPU_KVCACHE_SPACE (GiB) says otherwise."""
@@ -67,6 +70,16 @@ class VLLMConfig:
     """This process is one of several that share a torch process group (torchrun); each has an engine of its own."""
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A reply that vLLM writes, or a part of it."""
+
+    head: list[int]
+    """Tokens without a choice that begin it: for vLLM they belong to the prompt."""
+    cursor: Cursor | None
+    """Behind them; None: anything may be written, and vLLM writes it all."""
+
+
 class VLLMEngine:
     """Answers prompts with a model of its own inside vLLM; it has no weights worth a reply before `load_weights`."""
 
@@ -98,6 +111,7 @@ class VLLMEngine:
         self.notes = prepare_vllm(device)
         """What to tell the user before a long run."""
         self.tokenizer, self.grammar, self.config, self.eos_ids = tokenizer, grammar, config, eos_ids
+        self._ends = sorted(eos_ids)
         self._shapes = dict(weight_shapes)
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         """What the weights are kept in: a caller that gathers them can convert them before."""
@@ -115,8 +129,8 @@ class VLLMEngine:
         self._is_cpu = device.type == "cpu"
         self._prompts = PromptEncoder(tokenizer)
         self._num_requests = 0
-        self._waiting: dict[int, None] = {}
-        """Numbers of unfinished requests, in the order of their coming."""
+        self._waiting: dict[int, _Asked] = {}
+        """Unfinished requests by number, in the order of their coming."""
         self._ready: list[tuple[int, Generation]] = []
         """Finished, but not yet handed over."""
         self._seconds = dict.fromkeys(STAGES, 0.0)
@@ -148,10 +162,14 @@ class VLLMEngine:
         numbers = []
         for request in requests:
             number, self._num_requests = self._num_requests, self._num_requests + 1
-            prompt = {"prompt_token_ids": np.asarray(request.prompt_ids).tolist()}
-            self._engine.add_request(str(number), prompt, self._sampling(request, params))
-            self._waiting[number] = None
             numbers.append(number)
+            asked = self._asked(request)
+            if asked.cursor is not None and asked.cursor.is_done:
+                self._ready.append((number, self._generation(asked, [], [])))
+                continue
+            prompt = {"prompt_token_ids": [*np.asarray(request.prompt_ids).tolist(), *asked.head]}
+            self._engine.add_request(str(number), prompt, self._sampling(request, params, len(asked.head)))
+            self._waiting[number] = asked
         return numbers
 
     def poll(self) -> list[tuple[int, Generation]]:
@@ -161,8 +179,7 @@ class VLLMEngine:
             for output in self._engine.step():
                 if output.finished:
                     number = int(output.request_id)
-                    del self._waiting[number]
-                    finished.append((number, self._generation(output)))
+                    finished.append((number, self._finished(self._waiting.pop(number), output)))
         return finished
 
     def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
@@ -241,6 +258,7 @@ class VLLMEngine:
 
     def _start(self, model_path: str) -> Any:
         from vllm import EngineArgs, LLMEngine
+        from vllm.usage.usage_lib import UsageContext
 
         arguments: dict[str, Any] = {
             "model": model_path,
@@ -270,7 +288,7 @@ class VLLMEngine:
             arguments["logits_processors"] = [mask_class(self.grammar)]
             arguments["async_scheduling"] = False  # a mask needs the token before it
         try:
-            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)  # sizes for throughput
             if not self._has_own_group:
                 _keep_process_group(engine)
             if self._is_cpu:  # that build finds out at the first token whether it can run a model
@@ -297,42 +315,63 @@ class VLLMEngine:
                 raise ShopGymError("constrained requests need an engine that was made with a grammar")
             self.grammar.require_room(params.max_tokens)
 
-    def _sampling(self, request: GenerationRequest, params: SamplingParams) -> Any:
+    def _asked(self, request: GenerationRequest) -> _Asked:
+        if request.admissible is None or self.grammar is None:
+            return _Asked([], None)
+        cursor = self.grammar.start(request.admissible)
+        return _Asked(cursor.take_forced(), cursor)
+
+    def _sampling(self, request: GenerationRequest, params: SamplingParams, num_written: int = 0) -> Any:
         from vllm import SamplingParams as VLLMSamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         masked: dict[str, Any] = {}
-        if request.admissible is not None:
+        ends = self._ends
+        if request.admissible is not None and self.grammar is not None:
             from rollout.engines.vllm_mask import ADMISSIBLE
 
             masked = {"extra_args": {ADMISSIBLE: request.admissible}}
+            ends = [self.grammar.eos, *self.grammar.deciding_tokens(request.admissible)]
         return VLLMSamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
             seed=seed_of(request.noise) if self.config.seeded_replies else None,
-            max_tokens=params.max_tokens,
-            stop_token_ids=sorted(self.eos_ids),
+            max_tokens=params.max_tokens - num_written,
+            stop_token_ids=ends,
             logprobs=0,  # that of the sampled token alone
             detokenize=False,
+            skip_clone=True,  # nobody else has these
             output_kind=RequestOutputKind.FINAL_ONLY,
             **masked,
         )
 
-    def _generation(self, output: Any) -> Generation:
+    def _finished(self, asked: _Asked, output: Any) -> Generation:
         written = output.outputs[0]
         if written.finish_reason not in ("stop", "length"):
             raise RuntimeError(f"vLLM ended a reply with {written.finish_reason!r} ({written.stop_reason})")
-        reply = [int(token) for token in written.token_ids]
-        self.num_sampled_tokens += len(reply)
-        self.num_prompt_tokens += len(output.prompt_token_ids)
+        self.num_prompt_tokens += len(output.prompt_token_ids) - len(asked.head)
         self.num_cached_prompt_tokens += output.num_cached_tokens or 0
-        log_probs = [at[token].logprob for at, token in zip(written.logprobs, reply, strict=True)]
+        tokens = [int(token) for token in written.token_ids]
+        return self._generation(asked, tokens, [at[t].logprob for at, t in zip(written.logprobs, tokens, strict=True)])
+
+    def _generation(self, asked: _Asked, tokens: list[int], log_probs: list[float]) -> Generation:
+        """The whole reply, from what vLLM wrote of it."""
+        reply, cursor = tokens, asked.cursor
+        if cursor is not None:
+            num_chosen = 0
+            while not cursor.is_forced:
+                cursor.advance(tokens[num_chosen])
+                num_chosen += 1
+            tail = cursor.take_forced()  # what vLLM wrote beyond is an EOS in its place
+            reply = [*asked.head, *tokens[:num_chosen], *tail]
+            log_probs = [*[0.0] * len(asked.head), *log_probs[:num_chosen], *[0.0] * len(tail)]
+        self.num_sampled_tokens += len(reply)
         return Generation(
             reply_ids=np.asarray(reply, dtype=np.int32),
             log_probs=np.asarray(log_probs, dtype=np.float32),
             text=str(self.tokenizer.decode(reply, skip_special_tokens=True, clean_up_tokenization_spaces=False)),
-            is_cut=reply[-1] not in self.eos_ids,
+            is_cut=cursor is None and reply[-1] not in self.eos_ids,
             weight_version=self.weight_version,
         )
 

@@ -1,5 +1,8 @@
 """Constrained decoding inside vLLM: the same sets of token ids as in the transformers engine and in the trainer.
 
+The engine writes what is forced itself: the forced head of a reply stands in the prompt, and once nothing is left to
+choose the only token allowed is EOS, in place of the forced rest.
+
 Import it after vLLM was prepared (`vllm_install.py`).
 """
 
@@ -29,16 +32,18 @@ def mask_class(grammar: ActionGrammar) -> type[LogitsProcessor]:
 class _Walk:
     """A reply in progress: vLLM adds to `reply` what it samples, `cursor` follows."""
 
-    __slots__ = ("cursor", "num_seen", "reply")
+    __slots__ = ("cursor", "end", "num_seen", "reply")
 
-    def __init__(self, cursor: Cursor, reply: list[int]) -> None:
-        self.cursor, self.reply, self.num_seen = cursor, reply, 0
+    def __init__(self, cursor: Cursor, reply: list[int], end: np.ndarray) -> None:
+        self.cursor, self.reply, self.num_seen, self.end = cursor, reply, 0, end
+        cursor.take_forced()
 
     def allowed(self) -> np.ndarray:
         for token in self.reply[self.num_seen :]:
-            self.cursor.advance(token)
+            if not self.cursor.is_forced:
+                self.cursor.advance(token)
         self.num_seen = len(self.reply)
-        return self.cursor.allowed()
+        return self.end if self.cursor.is_forced else self.cursor.allowed()
 
 
 class _GrammarMask(LogitsProcessor):
@@ -49,6 +54,7 @@ class _GrammarMask(LogitsProcessor):
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._walks: dict[int, _Walk] = {}
         """By place in the batch."""
+        self._end = np.asarray([self.grammar.eos], dtype=np.int32)
         self._large: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
         """By identity of the set, which is kept so that the identity stays its own: what it forbids, bool [V]."""
 
@@ -64,7 +70,7 @@ class _GrammarMask(LogitsProcessor):
             self._walks.pop(place, None)
             admissible = (params.extra_args or {}).get(ADMISSIBLE)
             if admissible is not None:
-                self._walks[place] = _Walk(self.grammar.start(admissible), reply)
+                self._walks[place] = _Walk(self.grammar.start(admissible), reply, self._end)
         for one, other, direction in batch_update.moved:
             moved, replaced = self._walks.pop(one, None), self._walks.pop(other, None)
             if moved is not None:
@@ -80,17 +86,17 @@ class _GrammarMask(LogitsProcessor):
             allowed = walk.allowed()
             if len(allowed) > _LARGE:
                 sharing.setdefault(id(allowed), (allowed, []))[1].append(place)
-            elif len(allowed):  # empty only at a place whose reply has ended and is about to leave
+            else:
                 places.append(place)
                 columns.append(allowed)
         for allowed, alike in sharing.values():
-            rows = torch.as_tensor(alike, device=logits.device)
+            (rows,) = _on_device([np.asarray(alike)], logits.device)
             logits[rows] = logits[rows].masked_fill(self._forbidden(allowed, logits), float("-inf"))
         if places:
-            rows = torch.from_numpy(np.repeat(places, [len(ids) for ids in columns])).to(logits.device)
-            ids = torch.from_numpy(np.concatenate(columns).astype(np.int64)).to(logits.device)
+            repeated = np.repeat(places, [len(ids) for ids in columns])
+            masked, rows, ids = _on_device([np.asarray(places), repeated, np.concatenate(columns)], logits.device)
             kept = logits[rows, ids]
-            logits[torch.as_tensor(places, device=logits.device)] = float("-inf")
+            logits[masked] = float("-inf")
             logits[rows, ids] = kept
         return logits
 
@@ -100,3 +106,11 @@ class _GrammarMask(LogitsProcessor):
             mask[torch.from_numpy(allowed.astype(np.int64))] = False
             self._large[id(allowed)] = allowed, mask.to(logits.device)
         return self._large[id(allowed)][1]
+
+
+def _on_device(parts: list[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Lists of ints as int64 tensors, in one copy that waits for nothing the device still has to do."""
+    host = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True).split([len(part) for part in parts])

@@ -176,6 +176,25 @@ def test_constrained_replies_are_actions_of_the_page_and_a_page_can_differ_from_
     assert largest_gap(MODELS[0], asked, replies) < CLOSE
 
 
+def test_what_is_forced_costs_no_pass_of_the_model(engine, monkeypatch) -> None:
+    num_passes = 0
+    step = engine._engine.step
+
+    def counted():
+        nonlocal num_passes
+        num_passes += 1
+        return step()
+
+    monkeypatch.setattr(engine._engine, "step", counted)
+    (bought,) = engine.generate(requests(1, ("click[buy now]",)), PARAMS)
+    assert bought.reply_ids.tolist() == GRAMMAR.encode_reply("click[buy now]").tolist() and num_passes == 0
+    assert engine.poll() == []
+    (clicked,) = engine.generate(requests(1, PAGE[1:]), PARAMS)
+    num_choices = sum(len(ids) > 1 for ids in GRAMMAR.allowed_ids(PAGE[1:], clicked.reply_ids))
+    assert num_choices > 0 and num_passes == num_choices < len(clicked.reply_ids)
+    assert (clicked.log_probs < 0).sum() == num_choices
+
+
 def test_a_nucleus_of_one_token_is_certain(engine) -> None:
     greedy = engine.generate(requests(3), SamplingParams(max_tokens=8, temperature=0.0))
     certain = engine.generate(requests(3), SamplingParams(max_tokens=8, top_k=1))

@@ -59,6 +59,45 @@ def test_the_masks_of_a_reply_contain_its_tokens(with_tags: bool, free_prefix: b
             assert np.flatnonzero(mask[t]).tolist() == allowed[t].tolist()
 
 
+@pytest.mark.parametrize("with_tags", [True, False])
+@pytest.mark.parametrize("free_prefix", [True, False])
+def test_what_is_forced_can_be_taken_at_once_and_is_known_from_the_last_choice_on(with_tags, free_prefix) -> None:
+    grammar = ActionGrammar(small_tokenizer(with_tags=with_tags), max_tokens=60, free_prefix=free_prefix)
+    rng = np.random.default_rng(2)
+    num_decided = 0
+    for _ in range(60):
+        reply = sample(grammar, PAGE, rng)
+        has_choice = [len(ids) > 1 for ids in grammar.allowed_ids(PAGE, reply)]
+        decided = len(reply) - has_choice[::-1].index(True)
+        cursor = grammar.start(PAGE)
+        at = len(cursor.take_forced())
+        assert at == has_choice.index(True) and not cursor.is_done
+        while not cursor.is_forced:
+            token = reply[at]
+            cursor.advance(token)
+            at += 1
+            is_deciding = token in grammar.deciding_tokens(PAGE)
+            assert not is_deciding or cursor.is_forced
+            num_decided += is_deciding
+        assert at == decided
+        assert [*reply[:at], *cursor.take_forced()] == reply and cursor.is_done and cursor.take_forced() == []
+    assert free_prefix or num_decided > 0, "in a thought any token may stand"
+
+
+def test_a_token_decides_only_if_it_does_wherever_it_stands() -> None:
+    grammar = ActionGrammar(small_tokenizer(with_tags=True), max_tokens=60)
+    *_, one, _, closing, _, _ = grammar.encode_reply("click[z1z]").tolist()
+    *_, two, x, _, _, _ = grammar.encode_reply("click[z2x]").tolist()
+    assert len({one, two, x, closing}) == 4
+    assert grammar.deciding_tokens(("click[z1z]", "click[z2x]")) == tuple(sorted({one, two}))
+    assert set(grammar.deciding_tokens(("click[z1]", "click[z1x]", "click[z2x]"))) == {closing, two, x}
+    assert x not in grammar.deciding_tokens(("click[z1]", "click[z1x]", "click[x1]", "click[x2]"))
+    assert grammar.deciding_tokens((SEARCH,)) == (closing,)
+    assert closing in grammar.deciding_tokens((SEARCH, "click[z1]", "click[z2]"))
+    assert two not in grammar.deciding_tokens((SEARCH, "click[z1]", "click[z2]")), "it may be part of a query"
+    assert grammar.deciding_tokens(("click[z1z]",)) == (), "there is nothing to decide"
+
+
 def test_thoughts_come_first_and_leave_room_for_the_action() -> None:
     tokenizer = small_tokenizer()
     grammar = ActionGrammar(tokenizer, max_tokens=60, free_prefix=True)
