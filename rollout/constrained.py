@@ -346,7 +346,7 @@ class ActionGrammar:
         deciding: set[int] = set()
         leaving_open: set[int] = set()
         free = [self.thought_free] if self.free_prefix else []
-        nodes = [root]
+        nodes = [] if root.is_forced else [root]
         while nodes:
             node = nodes.pop()
             if node.opens_query:
