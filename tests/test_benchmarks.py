@@ -91,6 +91,15 @@ def test_the_speed_of_an_update(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-5), "variants change the speed alone"
 
 
+def test_several_gpus(tmp_path: Path) -> None:
+    printed, result = run_benchmark(tmp_path, "gpu/several_gpus.py", "--tiny", "--ranks", "2", "--only", "losses")
+    losses = result["answers"]["losses"]
+    assert "| losses | 2 | loss differs by" in printed and losses["is_met"]
+    assert losses["gap_of_all_ranks"]["grad_norm_share"] < 1e-3
+    assert all(step["grad_norm"] > 0.1 for step in losses["all_ranks"]), "there was something to learn"
+    assert losses["all_ranks"] != losses["one_rank"], "ranks add up in another order"
+
+
 def write_run(folder: Path, estimator: str, seed: int, won: list[bool], share: float, **settings: Any) -> None:
     """A finished run of two updates, as training leaves it behind."""
     directory = folder / f"{estimator}_{seed}"
