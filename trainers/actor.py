@@ -25,7 +25,16 @@ from trainers.losses import LossConfig, TokenLosses, kl_estimate, row_coefficien
 from trainers.mismatch import MismatchTotals
 from trainers.offload import state_on
 from trainers.ranks import Ranks
-from trainers.scoring import Collator, Grammar, Pairs, TokenScorer, distinct_pairs, least_fill, micro_batches
+from trainers.scoring import (
+    Collator,
+    Grammar,
+    Pairs,
+    TokenScorer,
+    distinct_pairs,
+    least_fill,
+    micro_batches,
+    on_device,
+)
 from trainers.settings import (
     ActorFsdpSettings,
     ActorSettings,
@@ -256,7 +265,12 @@ class Actor(ShardedPolicy):
         )
         self.config = config
         self.trained = [parameter for _, parameter in self.trained_weights()]
-        self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, weight_decay=config.weight_decay)
+        is_fused = self.trained[0].device.type == "cuda" and not config.optimizer_offload
+        self.optimizer = torch.optim.AdamW(
+            self.trained, lr=config.lr, weight_decay=config.weight_decay, fused=is_fused or None
+        )
+        self.counts_on = self.trained[0].device if is_fused else torch.device("cpu")
+        """Where the optimizer counts the steps of each parameter."""
         self.num_nan_steps = 0
         """Optimizer steps skipped since the last one that was taken."""
 
@@ -350,7 +364,7 @@ class Actor(ShardedPolicy):
         """Adds the gradient of one mini-batch, in micro-batches; returns this rank's part of its loss."""
         lengths = np.asarray([len(reply) for reply in rows.reply_ids])
         totals.num_mini_batches += 1
-        sum_of_losses = 0.0
+        sum_of_losses = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         coefficients = row_coefficients(lengths, rows.row_weight, loss_agg_mode=self.config.loss.loss_agg_mode)
         pairs = distinct_pairs(rows)
         rows_of_pair: list[list[int]] = [[] for _ in range(len(pairs))]
@@ -359,8 +373,7 @@ class Actor(ShardedPolicy):
         for chosen, is_real in self._passes(pairs, np.arange(len(pairs)), max_rows=self.config.micro_batch_size):
             log_probs, entropy = self.scorer(self.collate(pairs, chosen))
             members = [rows_of_pair[u] for u in chosen]
-            index = torch.from_numpy(_tokens_of_rows([len(pairs.replies[u]) for u in chosen], members))
-            index = index.to(log_probs.device)
+            index = on_device(_tokens_of_rows([len(pairs.replies[u]) for u in chosen], members), log_probs.device)
             loss = self._loss(
                 rows,
                 np.asarray([row for group in members for row in group]),
@@ -371,8 +384,8 @@ class Actor(ShardedPolicy):
             )
             # FSDP averages gradients over the ranks; each rank holds its share of one sum.
             (loss * self.ranks.world).backward()
-            sum_of_losses += float(loss.detach())
-        return sum_of_losses
+            sum_of_losses += loss.detach()
+        return float(sum_of_losses)
 
     def _loss(
         self,
@@ -388,10 +401,10 @@ class Actor(ShardedPolicy):
 
         def per_token(values: np.ndarray) -> torch.Tensor:
             repeated = np.repeat(values[chosen], [len(rows.reply_ids[row]) for row in chosen])
-            return torch.from_numpy(repeated.astype(np.float32)).to(log_probs.device)
+            return on_device(repeated.astype(np.float32), log_probs.device)
 
         def column(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate([values[row] for row in chosen])).to(log_probs.device)
+            return on_device(np.concatenate([values[row] for row in chosen]), log_probs.device)
 
         old = log_probs.detach() if rows.old_log_probs is None else column(rows.old_log_probs)
         reference = None if rows.ref_log_probs is None else column(rows.ref_log_probs)
@@ -413,6 +426,8 @@ class UpdateTotals:
 
     Losses are means over the mini-batches, as they were minimised; the others are means over tokens. The KL to the
     reference is known wherever there is a reference, whether the loss has it or not, and left out elsewhere.
+
+    Sums stay where the tokens are until `metrics`: a GPU need not be waited for.
     """
 
     NAMES = (
@@ -429,11 +444,11 @@ class UpdateTotals:
     def __init__(self, *, tis_imp_ratio_cap: float | None = None, has_reference: bool = False) -> None:
         self.has_reference = has_reference
         self.mismatch = MismatchTotals(cap=tis_imp_ratio_cap)
-        self.sums = np.zeros(len(self.NAMES))
-        self.weight = 0.0
+        self.sums = torch.zeros(len(self.NAMES) + 1, dtype=torch.float64)
+        """In the order of the names, and of the weights at the end."""
         self.num_mini_batches = 0
-        self.largest_ratio = 0.0
-        self.first_mini_batch = np.zeros(2)
+        self.largest_ratio = torch.zeros(())
+        self.first_mini_batch = torch.zeros(2, dtype=torch.float64)
         """Weighted distance of its ratios from 1, and weight: no optimizer step lies between old and new."""
         self.grad_norms: list[float] = []
         self.num_skipped_steps = 0
@@ -450,19 +465,20 @@ class UpdateTotals:
             losses.is_clipped.float(),
             losses.is_dual_clipped.float(),
             to_old,
+            torch.ones_like(weights),
         )
-        self.sums += (torch.stack(columns) * weights).sum(dim=1).double().cpu().numpy()
-        self.weight += float(weights.sum())
-        counted = weights > 0
-        if bool(counted.any()):
-            self.largest_ratio = max(self.largest_ratio, float(losses.ratio[counted].max()))
+        device = weights.device
+        self.sums = self.sums.to(device) + (torch.stack(columns) * weights).sum(dim=1).double()
+        ratios = torch.where(weights > 0, losses.ratio, 0.0)
+        self.largest_ratio = torch.cat([self.largest_ratio.to(device)[None], ratios]).amax()
         if self.num_mini_batches == 1:
-            self.first_mini_batch += [float(((losses.ratio - 1).abs() * weights).sum()), float(weights.sum())]
+            distances = torch.stack([(losses.ratio - 1).abs() * weights, weights])
+            self.first_mini_batch = self.first_mini_batch.to(device) + distances.sum(dim=1).double()
         self.mismatch.add(gap, weights)
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        *sums, weight, first_gap, first_weight = ranks.sum([*self.sums, self.weight, *self.first_mini_batch])
-        (ratio,) = ranks.max([self.largest_ratio])
+        *sums, weight, first_gap, first_weight = ranks.sum([*self.sums.tolist(), *self.first_mini_batch.tolist()])
+        (ratio,) = ranks.max([float(self.largest_ratio)])
         metrics = {
             name: _ratio(total, self.num_mini_batches if name in self.LOSSES else weight)
             for name, total in zip(self.NAMES, sums, strict=True)

@@ -241,7 +241,7 @@ def _load_optimizer(checkpoint: Path, actor: Actor) -> None:
     moments = _load_tensors(checkpoint, "optimizer.safetensors")
     for name, parameter in actor.trained_weights():
         if f"step.{name}" in moments:
-            actor.optimizer.state[parameter] = {"step": moments[f"step.{name}"].clone()} | {
+            actor.optimizer.state[parameter] = {"step": moments[f"step.{name}"].to(actor.counts_on, copy=True)} | {
                 key: like(parameter, moments[f"{key}.{name}"]) for key in MOMENTS
             }
 

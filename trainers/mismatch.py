@@ -8,7 +8,6 @@ Dimension: T reply tokens of a micro-batch.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from trainers.ranks import Ranks
@@ -39,15 +38,16 @@ class MismatchTotals:
     def __init__(self, *, cap: float | None = None) -> None:
         """`cap` as in the loss; None where the gap is not corrected."""
         self.cap = cap
-        self.sums = np.zeros(5)
-        self.largest_nats = 0.0
+        self.sums = torch.zeros(5, dtype=torch.float64)
+        self.largest_nats = torch.zeros(())
 
     def add(self, gap: torch.Tensor, weights: torch.Tensor) -> None:
-        """Counts tokens, both [T]; those that the engine gave no log-probs for, and those of weight 0, are left out."""
+        """Counts tokens, both [T]; those that the engine gave no log-probs for, and those of weight 0, are left out.
+
+        Sums stay where the tokens are until `metrics`: a GPU need not be waited for.
+        """
         is_known = (weights > 0) & ~torch.isnan(gap)
-        if not bool(is_known.any()):
-            return
-        gap, weights = gap[is_known], weights[is_known]
+        gap, weights = torch.where(is_known, gap, 0.0), torch.where(is_known, weights, 0.0)
         cap = float("inf") if self.cap is None else self.cap
         factor = importance_weights(gap, cap=cap)
         columns = (
@@ -57,13 +57,13 @@ class MismatchTotals:
             factor,
             (factor >= cap).float(),
         )
-        self.sums += (torch.stack(columns) * weights).sum(dim=1).double().cpu().numpy()
-        self.largest_nats = max(self.largest_nats, float(gap.abs().max()))
+        self.sums = self.sums.to(gap.device) + (torch.stack(columns) * weights).sum(dim=1).double()
+        self.largest_nats = torch.cat([self.largest_nats.to(gap.device)[None], gap.abs()]).amax()
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Figures over all ranks: those of the weights where the gap is corrected, none where the engine gave none."""
         weight, *sums = ranks.sum(self.sums.tolist())
-        (largest,) = ranks.max([self.largest_nats])
+        (largest,) = ranks.max([float(self.largest_nats)])
         if weight == 0:
             return {}
         mean, large, factor, capped = (float(total / weight) for total in sums)

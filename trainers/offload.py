@@ -24,5 +24,5 @@ def state_on(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator
 def _move(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     for state in optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and name != "step":  # AdamW counts on the CPU, always
+            if isinstance(value, torch.Tensor) and name != "step":  # AdamW counts on the CPU where it is not fused
                 state[name] = value.to(device, non_blocking=device.type != "cpu")

@@ -14,6 +14,9 @@ from torch.nn import functional
 
 MAX_LOGITS = 2**25
 """Logits of one chunk: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
+MAX_LOGITS_GPU = 2**28
+"""The same on a GPU, 1 GiB in float32, about five times that with what is computed from them: small chunks would be
+many short kernels, and each adds to a gradient of the size of the output layer."""
 
 Forbidden = Callable[[int, int], torch.Tensor]
 """(first token, one past the last) -> bool [C, V]: what could not have been sampled."""
@@ -28,7 +31,7 @@ def token_scores(
     temperature: float,
     forbidden: Forbidden | None,
     with_entropy: bool,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability of each target and entropy at its place.
 
@@ -43,11 +46,14 @@ def token_scores(
         temperature: Divides the logits.
         forbidden: Masks of constrained decoding; None: nothing is forbidden.
         with_entropy: False spares its work.
-        max_logits: Logits held at once; layers that are not plain linear ones are not cut.
+        max_logits: Logits held at once, None: what suits the device; layers that are not plain linear ones are not
+            cut.
 
     Returns:
         float32 [T], and float32 [T] or None.
     """
+    if max_logits is None:
+        max_logits = MAX_LOGITS_GPU if hidden.device.type == "cuda" else MAX_LOGITS
     size = max(1, max_logits // vocabulary)
     if len(targets) <= size or not isinstance(output, nn.Linear):
         mask = None if forbidden is None else forbidden(0, len(targets))

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from rollout.types import StepBatch
-from trainers.output_layer import MAX_LOGITS, token_scores
+from trainers.output_layer import token_scores
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -142,6 +142,14 @@ class MicroBatch:
     """What the tokens were chosen from; None: the whole vocabulary."""
 
 
+def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An array as a tensor where it is needed; nobody waits for a GPU that is still at work on earlier passes."""
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":  # from memory that can be swapped out a copy would wait for its turn
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 class Collator:
     """Makes micro-batches, remembering the masks of replies for the passes over the same rows that follow."""
 
@@ -196,7 +204,7 @@ class Collator:
         return self._masks[key]
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device, non_blocking=True)
+        return on_device(np.ascontiguousarray(values, dtype=np.int64), self.device)
 
 
 class TokenScorer(nn.Module):
@@ -206,8 +214,8 @@ class TokenScorer(nn.Module):
         super().__init__()
         self.policy = policy
         self.temperature = temperature
-        self.max_logits = MAX_LOGITS
-        """Logits that a pass holds at once."""
+        self.max_logits: int | None = None
+        """Logits that a pass holds at once; None: what suits the device."""
 
     def forward(self, batch: MicroBatch, *, with_entropy: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability and entropy at each reply token, both float32 [T], of the distribution sampled from."""

@@ -55,7 +55,7 @@ def load_shards(checkpoint: Path, actor: Actor) -> None:
         state[f"weight.{name}"] = parameter.detach()
         if f"step.{name}" in shapes:
             moments = {key: torch.zeros_like(parameter.detach()) for key in MOMENTS}
-            actor.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+            actor.optimizer.state[parameter] = {"step": torch.zeros((), device=actor.counts_on), **moments}
             state |= {f"{key}.{name}": value for key, value in actor.optimizer.state[parameter].items()}
     try:
         _together(lambda: dcp.load(state, checkpoint_id=checkpoint / SHARDS))
