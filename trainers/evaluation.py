@@ -137,7 +137,7 @@ class Evaluation:
 
     @property
     def _has_clusters(self) -> bool:
-        return self.goal_list.split_by == "product" and None not in self.product
+        return self.goal_list.split_by != "goal" and None not in self.product
 
     def metrics(self) -> dict[str, float]:
         """Figures for the log."""

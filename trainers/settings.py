@@ -14,6 +14,7 @@ import datetime
 import difflib
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -128,7 +129,9 @@ class WebshopSettings:
     )
     goals: GoalKind = setting("synthetic", "which instructions are goals", only=get_args(GoalKind), needs=[SHOP])
     split_by: str = setting(
-        "goal", "whether goals or products are kept apart by the splits", only=("goal", "product"), needs=[SHOP]
+        "goal",
+        "whether goals or products are kept apart by the splits: goal, product, or product:NUMBER for another such cut",
+        needs=[SHOP],
     )
     search: str = setting(
         "bm25", "search engine: embedded, or Lucene (an extra)", only=("bm25", "pyserini"), needs=[SHOP]
@@ -136,6 +139,12 @@ class WebshopSettings:
     num_products: int | None = setting(
         None, "load only the first so many products; null loads all", at_least=1, needs=[SHOP]
     )
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"goal|product(:\d+)?", self.split_by):
+            raise SettingsError(
+                f"env.webshop.split_by must be goal, product, or product:NUMBER such as product:3, got {self.split_by}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
