@@ -140,3 +140,36 @@ def test_runs_of_unlike_budgets_are_not_compared(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: env.rollout.n: 8 with grpo, 16 with gigpo: not comparable\n"
+
+
+def learning(*arguments: str) -> str:
+    """What a command of the learning benchmark prints."""
+    command = (sys.executable, "benchmarks/gpu/learning.py", *arguments)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_learning_on_one_gpu(tmp_path: Path) -> None:
+    start, out, runs = (str(tmp_path / name) for name in ("start", "out", "runs"))
+    small = ("--tiny", "--test-goals", "4", "env.max_steps=4")
+    learning("start", "--out", start, "--goals", "4", *small)
+    made = json.loads((tmp_path / "start" / "start.json").read_text())
+    assert [m["constrained"] for m in made["measurements"]] == [True, False]
+    arm = ("arm", "gigpo", "--start", start, "--out", out, "--runs", runs, *small)
+    learning(*arm, "--updates", "1")
+    printed = learning(*arm, "--updates", "2", "--measure-updates", "1")
+    result = json.loads((tmp_path / "out" / "gigpo_seed0.json").read_text())
+    assert "gigpo: open after" in printed and "1 updates done" in printed, "it went on where it was stopped"
+    updates = result["updates"]
+    assert updates["update"] == [1, 2] and len(updates["rollout/success_frac"]) == 2
+    assert all(0 < part <= whole for part, whole in zip(updates["time/collect_s"], updates["wall_s"], strict=True))
+    assert [(m["updates"], m["constrained"]) for m in result["measurements"]] == [
+        *[(0, True), (0, False), (1, True), (1, False), (2, True), (2, False)]
+    ]
+    first, last = result["measurements"][0], result["measurements"][-2]
+    assert first["won"] == made["measurements"][0]["won"], "it begins with the policy that the start was measured as"
+    assert last["train_s"] == pytest.approx(sum(updates["wall_s"]), abs=0.02)
+    assert sum(last["lost"]["ends"].values()) == len(result["goals"]["goal_index"]) == 4
+    assert result["ended"] == "finished" and [s["ended"] for s in result["sessions"]] == ["finished"] * 2
+    assert str(tmp_path) not in json.dumps(result), "where things lay on the machine is nobody's business"

@@ -103,7 +103,8 @@ def start(args: argparse.Namespace) -> None:
     }
     say(f"imitation took {imitation_s:.0f} s")
     write_atomically(out / "start.json", json.dumps(result) + "\n")
-    words = [*shop, *engine_words(args.engine), f"actor_rollout_ref.model.path={out / 'policy'}"]
+    of_shop = [word for word in args.words if word.startswith(("env.", "data."))]  # the others are imitation's
+    words = [*shop, *of_shop, *engine_words(args.engine), f"actor_rollout_ref.model.path={out / 'policy'}"]
     settings, _, _ = resolve([*words, "actor_rollout_ref.rollout.constrained=true"])
     for measurement in measure_policy(settings, num_goals=args.test_goals):
         result["measurements"].append({"updates": 0, "train_s": 0.0, **measurement})
@@ -264,7 +265,9 @@ def play_arm(args: argparse.Namespace) -> None:
             }
             paths = [directory / "arm.json", Path(args.out) / f"{label}_seed{args.seed}.json"]
             file = ArmFile.open(paths, updates_done=run.state.updates_done, new=new)
-            say(f"{label}: open after {perf_counter() - args.process_began:.0f} s, {run.state.updates_done} updates done")
+            say(
+                f"{label}: open after {perf_counter() - args.process_began:.0f} s, {run.state.updates_done} updates done"
+            )
             playing = ArmRun(args, run, file, test)
             ended = playing.play()
             session = file.content["sessions"][-1] | {"ended": ended, **memory_in_use(ranks.device)}
@@ -313,7 +316,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     shared.add_argument("--engine", choices=("hf", "vllm"), help="vllm on a GPU, else hf")
     shared.add_argument("--test-goals", type=int, default=500, help="of the test split, at most")
     shared.add_argument("--tiny", action="store_true", help="a smoke run on a CPU")
-    shared.add_argument("words", nargs="*", help="settings, key=value")
 
     first = commands.add_parser("start", parents=[shared])
     first.add_argument("--out", required=True, help="directory for policy and start.json")
@@ -334,7 +336,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     second.add_argument("--measure-updates", type=int, default=0, help="also every so many updates; 0 is never")
     second.add_argument("--stop-after", type=float, help="seconds after which this process pauses the arm")
 
-    args = parser.parse_args(arguments)
+    args, args.words = parser.parse_known_args(arguments)
+    for word in args.words:
+        if "=" not in word or word.startswith("-"):
+            parser.error(f"{word!r} is neither an option nor a setting, key=value")
     args.command_words = list(arguments)
     args.process_began = perf_counter()
     args.engine = args.engine or ("vllm" if torch.cuda.is_available() and not args.tiny else "hf")

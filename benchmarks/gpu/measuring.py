@@ -16,9 +16,11 @@ from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.types import Engine, SamplingParams, StepBatch
 from trainers.evaluation import Evaluation, evaluate, goal_list_of, setup_of
 from trainers.goals import fixed_goals
+from trainers.lost_steps import lost_steps
 from trainers.ranks import Ranks
 from trainers.settings import Settings
-from trainers.worlds import World, make_manager
+from trainers.worlds import World, goal_ids, goal_products, make_manager
+from webshop_env.shop import Shop
 
 TEMPERATURE = 0.4
 SEED = 0
@@ -48,8 +50,6 @@ class HeldOutGoals:
 
     def named(self) -> dict[str, Any]:
         """Which goals they are, once for all measurements of a file."""
-        from trainers.worlds import goal_ids, goal_products
-
         return {
             "split": "test",
             **asdict(goal_list_of(self.settings.env, self.world.catalogue_hash)),
@@ -84,7 +84,8 @@ class HeldOutGoals:
             weight_version=weight_version,
         )
         seconds = perf_counter() - began
-        return {"constrained": constrained, "seconds": round(seconds, 3), **record(evaluation, kept[0])}
+        lost = lost_steps(kept[0], self.world) if isinstance(self.world, Shop) else None
+        return {"constrained": constrained, "seconds": round(seconds, 3), **record(evaluation, kept[0]), "lost": lost}
 
 
 def record(evaluation: Evaluation, rows: StepBatch) -> dict[str, Any]:
