@@ -5,9 +5,10 @@
     python benchmarks/gpu/learning.py report RESULTS/*.json --out RESULTS
 
 DIR holds WebShop's 1,000 products. `start` imitates the oracle on some train goals and plays the test goals with what
-comes out, `arm` trains from there with the trainer's own loop until its updates have taken so many seconds (test goals
-are played in between, which does not count), `report` makes table and curves of the files that arms leave. Run again, an arm goes on where it
-was stopped; --stop-after ends it in time for a limit of the machine. Further words are settings, key=value.
+comes out. `arm` trains from there with the trainer's own loop until its updates have taken so many seconds; in between
+it plays the test goals, which does not count. `report` makes table and curves of the files that arms leave. Run again,
+an arm goes on where it was stopped; --stop-after pauses it in time for a limit of the machine. Further words are
+settings, key=value.
 
 `--tiny` does the same with the embedded policy on the embedded catalogue, on a CPU and in a minute.
 """
@@ -265,9 +266,8 @@ def play_arm(args: argparse.Namespace) -> None:
             }
             paths = [directory / "arm.json", Path(args.out) / f"{label}_seed{args.seed}.json"]
             file = ArmFile.open(paths, updates_done=run.state.updates_done, new=new)
-            say(
-                f"{label}: open after {perf_counter() - args.process_began:.0f} s, {run.state.updates_done} updates done"
-            )
+            open_s = perf_counter() - args.process_began
+            say(f"{label}: open after {open_s:.0f} s, {run.state.updates_done} updates done")
             playing = ArmRun(args, run, file, test)
             ended = playing.play()
             session = file.content["sessions"][-1] | {"ended": ended, **memory_in_use(ranks.device)}

@@ -72,9 +72,9 @@ def with_options(shop: Shop) -> tuple[int, list[str]]:
     """A goal that the oracle wins with at least two options from the first page, and how."""
     for goal in range(200):
         actions = shown(shop, goal)
-        if len(shop.goal_at(goal).options) >= 2 and len(actions) == 3 + len(shop.goal_at(goal).options):
-            if play(shop, goal, actions).won:
-                return goal, actions
+        num_options = len(shop.goal_at(goal).options)
+        if num_options >= 2 and len(actions) == 3 + num_options and play(shop, goal, actions).won:
+            return goal, actions
     raise AssertionError("no such goal")
 
 
