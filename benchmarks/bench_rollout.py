@@ -116,7 +116,13 @@ def policy_rollout() -> dict[str, Any]:
     tokenizer = load_tokenizer("embedded")
     grammar = make_grammar(tokenizer, settings.env, settings.data)
     engine = HFEngine(load_model("embedded"), tokenizer, grammar=grammar, copy_model=False)
-    manager = make_manager(settings.env, settings.data, NUM_GROUPS * GROUP_SIZE, count_tokens=engine.count_tokens)
+    manager = make_manager(
+        settings.env,
+        settings.data,
+        NUM_GROUPS * GROUP_SIZE,
+        count_tokens=engine.count_tokens,
+        encode_ahead=engine.encode_all,
+    )
     collector = TrajectoryCollector(manager, CollectorConfig(constrained=True))
     sampling = SamplingParams(temperature=1.0, max_tokens=settings.data.max_response_length)
     goals = fixed_goals(open_shop(), "train", NUM_GROUPS)

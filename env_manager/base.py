@@ -13,7 +13,7 @@ import numpy as np
 
 from env_manager.memory import Memory, MemoryEntry, MemoryLimits, make_memory
 from env_manager.projection import CHINESE_TEXT, PROJECTIONS, REPLY_CUT, ParsedReply
-from env_manager.prompts import Prompt, Template, build_prompt, load_template
+from env_manager.prompts import Prompt, Template, build_prompt, load_template, whole_prompt
 from env_manager.registry import EnvSpec, View, get_env_spec
 from env_manager.types import PageView, TokenCounter
 from env_manager.vector import make_vector_env
@@ -40,6 +40,9 @@ class EnvConfig:
     """Budget of a whole prompt in tokens; None: prompts are never cut."""
     count_tokens: TokenCounter | None = None
     """Tokens of a prompt as the policy will see it; needed with `max_prompt_tokens` and `memory_tokens`."""
+    encode_ahead: Callable[[Sequence[str]], object] | None = None
+    """Gets the prompts of a step before they are counted one by one: where counting remembers what was encoded, the
+    tokenizer then has them all at once. It changes nothing but time."""
     reject_chinese: bool = True
     """Replies with Chinese characters are malformed, as published (templates think and no_think)."""
     max_steps: int = 15
@@ -206,7 +209,7 @@ class EnvManager:
         ]
         for slot in self._slots:
             slot.memory.reset()
-            self._prepare_prompt(slot)
+        self._prepare_prompts(self._slots)
         return self._observations()
 
     def step(
@@ -272,7 +275,7 @@ class EnvManager:
             result.reward[s] = self._reward(float(rewards[index]), won)
             slot.is_live = not (terminated or result.truncated[s])
             slot.observation, slot.info, slot.view = texts[index], info, self._view(texts[index], info)
-            self._prepare_prompt(slot)
+        self._prepare_prompts([self._slots[index] for index in chosen])
         result.observations = self._observations()
         return result
 
@@ -306,23 +309,32 @@ class EnvManager:
             return reward
         return self.config.success_reward if won else 0.0
 
-    def _prepare_prompt(self, slot: _Slot) -> None:
-        if not slot.is_live:
-            slot.prompt = Prompt("", False)
-            return
+    def _prepare_prompts(self, slots: Sequence[_Slot]) -> None:
         began = perf_counter()
-        slot.prompt = build_prompt(
-            self.template,
-            slot.view,
-            slot.memory.fetch(),
-            step_number=slot.num_steps + 1,
-            count_tokens=self.config.count_tokens,
-            max_tokens=self.config.max_prompt_tokens,
-            history_overflow=self.config.history_overflow,
-        )
+        config = self.config
+        live = [slot for slot in slots if slot.is_live]
+        if config.encode_ahead is not None and config.max_prompt_tokens is not None:
+            config.encode_ahead(
+                [
+                    whole_prompt(self.template, slot.view, slot.memory.fetch(), step_number=slot.num_steps + 1)
+                    for slot in live
+                ]
+            )
+        for slot in slots:
+            slot.prompt = Prompt("", False)
+        for slot in live:
+            slot.prompt = build_prompt(
+                self.template,
+                slot.view,
+                slot.memory.fetch(),
+                step_number=slot.num_steps + 1,
+                count_tokens=config.count_tokens,
+                max_tokens=config.max_prompt_tokens,
+                history_overflow=config.history_overflow,
+            )
+            self.num_cut_prompts += slot.prompt.is_cut
+        self.num_prompts += len(live)
         self.prompt_seconds += perf_counter() - began
-        self.num_prompts += 1
-        self.num_cut_prompts += slot.prompt.is_cut
 
     def _observations(self) -> Observations:
         live = [slot.is_live for slot in self._slots]

@@ -136,6 +136,11 @@ def parse_template(text: str, name: str) -> Template:
     )
 
 
+def whole_prompt(template: Template, view: PageView, history: Sequence[MemoryEntry], *, step_number: int) -> str:
+    """The prompt that `build_prompt` begins with, and returns when it fits."""
+    return _render(template, view, history, view.pieces, view.admissible, step_number)
+
+
 def build_prompt(
     template: Template,
     view: PageView,
@@ -159,26 +164,14 @@ def build_prompt(
     """
 
     def render(shown: Sequence[MemoryEntry], pieces: Sequence[str], actions: Sequence[str]) -> str:
-        wording = template.later if shown else template.first
-        text = wording.format(
-            task=view.task,
-            page=view.joiner.join(pieces),
-            actions="\n".join(a if a == MARK else template.action.format(action=a) for a in actions),
-            history=template.history_joiner.join(
-                template.history.format(step=e.step_number, anchor=e.anchor, action=e.action) for e in shown
-            ),
-            num_taken=step_number - 1,
-            num_shown=len(shown),
-            step=step_number,
-        )
-        return text.lower() if template.lower_case else text
+        return _render(template, view, shown, pieces, actions, step_number)
 
     def fits(text: str) -> bool:
         if count_tokens is None or max_tokens is None:
             return True
         return count_tokens(text) <= max_tokens
 
-    text = render(history, view.pieces, view.admissible)
+    text = whole_prompt(template, view, history, step_number=step_number)
     is_cut = False
     if history and history_overflow == "all" and len(text) > PUBLISHED_MAX_CHARS:
         history, is_cut = (), True
@@ -204,6 +197,29 @@ def build_prompt(
     )
     actions = shorten(view.admissible, lambda kept: fits(render((), pieces, kept)))
     return Prompt(render((), pieces, actions), is_cut=True)
+
+
+def _render(
+    template: Template,
+    view: PageView,
+    shown: Sequence[MemoryEntry],
+    pieces: Sequence[str],
+    actions: Sequence[str],
+    step_number: int,
+) -> str:
+    wording = template.later if shown else template.first
+    text = wording.format(
+        task=view.task,
+        page=view.joiner.join(pieces),
+        actions="\n".join(a if a == MARK else template.action.format(action=a) for a in actions),
+        history=template.history_joiner.join(
+            template.history.format(step=e.step_number, anchor=e.anchor, action=e.action) for e in shown
+        ),
+        num_taken=step_number - 1,
+        num_shown=len(shown),
+        step=step_number,
+    )
+    return text.lower() if template.lower_case else text
 
 
 def shorten(

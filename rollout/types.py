@@ -127,6 +127,10 @@ class Engine(Policy, Protocol):
     dtype: torch.dtype
     """What weights are kept in: whoever gathers them can convert them before."""
 
+    def encode_all(self, prompts: Sequence[str]) -> list[np.ndarray]:
+        """Several prompts, each as `encode` does it, which then finds them done."""
+        ...
+
     def count_tokens(self, prompt: str) -> int:
         """Length of `encode(prompt)`."""
         ...

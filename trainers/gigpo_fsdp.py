@@ -266,7 +266,7 @@ def main(arguments: list[str]) -> None:
 
 def train_on_ranks(settings: Settings, notes: list[str], is_asked_to_end: Callable[[], bool] = bool) -> None:
     """The whole run, as one of its ranks; `is_asked_to_end` tells of a wish that no signal brings here."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unsaid, each program that is started brings a warning
     set_threads()
     with joined_ranks() as ranks:
         with told_in_one_line(settings, ranks):

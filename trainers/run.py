@@ -165,7 +165,9 @@ def goals_played(state: RunState, before: Mapping[str, Any], settings: Settings)
 
 def make_collector(settings: Settings, engine: Engine, num_envs: int) -> TrajectoryCollector:
     """Plays so many environments at once with prompts that the engine's tokenizer measures."""
-    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
+    manager = make_manager(
+        settings.env, settings.data, num_envs, count_tokens=engine.count_tokens, encode_ahead=engine.encode_all
+    )
     return TrajectoryCollector(manager, CollectorConfig(constrained=settings.actor_rollout_ref.rollout.constrained))
 
 

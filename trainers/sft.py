@@ -255,7 +255,9 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     require_positions(model.config, settings.data)
     grammar = make_grammar(tokenizer, settings.env, settings.data)
     engine = HFEngine(model, tokenizer, grammar=grammar, copy_model=False)
-    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=engine.count_tokens)
+    manager = make_manager(
+        settings.env, settings.data, num_envs, count_tokens=engine.count_tokens, encode_ahead=engine.encode_all
+    )
     began = time.perf_counter()
     if is_recorded(settings.source):
         lesson = recorded(
@@ -351,7 +353,13 @@ def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrai
 
 def _evaluate(settings: SftSettings, engine: HFEngine, world: World, ranks: Any, num_envs: int) -> Evaluation:
     goals, source = goals_to_play(world, settings.env, settings.data, split="eval", num=settings.eval_goals)
-    manager = make_manager(settings.env, settings.data, min(num_envs, len(goals)), count_tokens=engine.count_tokens)
+    manager = make_manager(
+        settings.env,
+        settings.data,
+        min(num_envs, len(goals)),
+        count_tokens=engine.count_tokens,
+        encode_ahead=engine.encode_all,
+    )
     return evaluate(
         TrajectoryCollector(manager, CollectorConfig(constrained=True)),
         engine,

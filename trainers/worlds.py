@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -115,7 +115,12 @@ def prompt_hash(env: EnvSettings) -> str:
 
 
 def make_manager(
-    env: EnvSettings, data: DataSettings, num_envs: int, *, count_tokens: Callable[[str], int] | None
+    env: EnvSettings,
+    data: DataSettings,
+    num_envs: int,
+    *,
+    count_tokens: Callable[[str], int] | None,
+    encode_ahead: Callable[[Sequence[str]], object] | None = None,
 ) -> EnvManager:
     """Environments that show prompts as the settings say.
 
@@ -124,6 +129,7 @@ def make_manager(
         data: The limit of a prompt.
         num_envs: Environments.
         count_tokens: Tokens of a prompt as the policy sees it; None leaves prompts uncut.
+        encode_ahead: Gets all prompts of a step before they are counted.
     """
     config = EnvConfig(
         prompt=env.prompt,
@@ -133,6 +139,7 @@ def make_manager(
         memory_tokens=None if count_tokens is None else env.memory_tokens,
         max_prompt_tokens=None if count_tokens is None else data.max_prompt_length,
         count_tokens=count_tokens,
+        encode_ahead=encode_ahead,
         reject_chinese=env.projection.reject_chinese,
         max_steps=env.max_steps,
         success_reward=env.success_reward if env.reward == "sparse" else None,

@@ -6,7 +6,8 @@ Also says which ids end a reply.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,34 +32,46 @@ class PromptEncoder:
         """Takes the tokenizer's chat template where it has one."""
         self._tokenizer = tokenizer
         self._encoded: OrderedDict[str, np.ndarray] = OrderedDict()
-        # The tokenizers package's own call makes ids only, without offsets and masks: a third faster.
+        # The tokenizers package's own call makes ids only, without offsets and masks, and those of several prompts on
+        # several cores.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        if self._backend is not None and self._ids_fast(_PROBE) != self._ids(_PROBE):
+        if self._backend is not None and self._ids_fast([_PROBE, ""]) != self._ids([_PROBE, ""]):
             self._backend = None
 
     def encode(self, prompt: str) -> np.ndarray:
         """One user message -> int32 [P] through the chat template, or the plain text where there is none."""
-        if prompt in self._encoded:
+        return self.encode_all([prompt])[0]
+
+    def encode_all(self, prompts: Sequence[str]) -> list[np.ndarray]:
+        """Several prompts, each as `encode` does it; those that are new are tokenised together."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._encoded]
+        for prompt, ids in zip(new, self._ids_fast(new), strict=True):
+            self._encoded[prompt] = np.asarray(ids, dtype=np.int32)
+        found = []
+        for prompt in prompts:
             self._encoded.move_to_end(prompt)
-            return self._encoded[prompt]
-        encoded = np.asarray(self._ids_fast(prompt), dtype=np.int32)
-        self._encoded[prompt] = encoded
-        if len(self._encoded) > _KEPT:
+            found.append(self._encoded[prompt])
+        while len(self._encoded) > _KEPT:
             self._encoded.popitem(last=False)
-        return encoded
+        return found
 
-    def _ids(self, prompt: str) -> list[int]:
-        if self._tokenizer.chat_template:
-            messages = [{"role": "user", "content": prompt}]
-            return list(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-        return list(self._tokenizer(prompt)["input_ids"])
-
-    def _ids_fast(self, prompt: str) -> list[int]:
-        backend = self._backend
-        if backend is None or backend.truncation is not None or backend.padding is not None:
-            return self._ids(prompt)
+    def _ids(self, prompts: Sequence[str]) -> list[list[int]]:
         if not self._tokenizer.chat_template:
-            return backend.encode_batch_fast([prompt])[0].ids
-        messages = [{"role": "user", "content": prompt}]
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return [list(self._tokenizer(prompt)["input_ids"]) for prompt in prompts]
+        ids: Any = self._tokenizer.apply_chat_template(
+            _conversations(prompts), add_generation_prompt=True, return_dict=False
+        )
+        return [list(row) for row in ids]
+
+    def _ids_fast(self, prompts: Sequence[str]) -> list[list[int]]:
+        backend = self._backend
+        if not prompts or backend is None or backend.truncation is not None or backend.padding is not None:
+            return self._ids(prompts)
+        if not self._tokenizer.chat_template:
+            return [encoded.ids for encoded in backend.encode_batch_fast(list(prompts))]
+        texts = self._tokenizer.apply_chat_template(_conversations(prompts), add_generation_prompt=True, tokenize=False)
+        return [encoded.ids for encoded in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _conversations(prompts: Sequence[str]) -> list[list[dict[str, str]]]:
+    return [[{"role": "user", "content": prompt}] for prompt in prompts]

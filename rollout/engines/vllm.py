@@ -142,6 +142,10 @@ class VLLMEngine:
         """One user message -> int32 [P] through the chat template, or the plain text where there is none."""
         return self._prompts.encode(prompt)
 
+    def encode_all(self, prompts: Sequence[str]) -> list[np.ndarray]:
+        """Several prompts, each as `encode` does it, which then finds them done; quicker than one by one."""
+        return self._prompts.encode_all(prompts)
+
     def count_tokens(self, prompt: str) -> int:
         """Length of `encode(prompt)`; remembered, so that a prompt that was counted is not tokenised again."""
         return len(self.encode(prompt))

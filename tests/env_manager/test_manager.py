@@ -194,6 +194,26 @@ def test_prompts_over_the_budget_are_counted() -> None:
     assert (roomy.num_prompts, roomy.num_cut_prompts) == (2, 0)
 
 
+def test_the_prompts_of_a_step_can_be_encoded_ahead_all_at_once() -> None:
+    ahead: list[list[str]] = []
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text.split())
+
+    config = {"max_prompt_tokens": 500, "count_tokens": count}
+    manager = lake(3, encode_ahead=ahead.append, **config)
+    alone = lake(3, **config)
+    assert manager.reset([0, 0]).prompts == alone.reset([0, 0]).prompts
+    assert [len(prompts) for prompts in ahead] == [2] and ahead[0] == counted[:2]
+    counted.clear()
+    for move in INTO_A_HOLE[:2]:
+        prompts = manager.step(say(move, "left"), [0, 1]).observations.prompts
+        assert prompts == alone.step(say(move, "left"), [0, 1]).observations.prompts
+    assert ahead[1:] == [counted[0:2], counted[4:5]], "an episode that is over has no prompt"
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -44,3 +44,15 @@ def test_nothing_is_cut_when_another_user_of_the_tokenizer_cuts() -> None:
 def test_a_prompt_is_encoded_once() -> None:
     encoder = PromptEncoder(small_tokenizer())
     assert encoder.encode(PROMPT) is encoder.encode(PROMPT)
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_several_prompts_are_encoded_like_each_alone(template) -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = template
+    prompts = [PROMPT, "", f"{PROMPT} again", PROMPT]
+    encoder = PromptEncoder(tokenizer)
+    together = encoder.encode_all(prompts)
+    assert [ids.tolist() for ids in together] == [PromptEncoder(tokenizer).encode(p).tolist() for p in prompts]
+    assert together[0] is together[3] is encoder.encode(PROMPT)
+    assert encoder.encode_all([]) == []
