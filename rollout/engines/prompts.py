@@ -58,10 +58,11 @@ class PromptEncoder:
     def _ids(self, prompts: Sequence[str]) -> list[list[int]]:
         if not self._tokenizer.chat_template:
             return [list(self._tokenizer(prompt)["input_ids"]) for prompt in prompts]
-        ids: Any = self._tokenizer.apply_chat_template(
-            _conversations(prompts), add_generation_prompt=True, return_dict=False
-        )
-        return [list(row) for row in ids]
+        template: Any = self._tokenizer.apply_chat_template  # annotated with all that it can return
+        return [
+            list(template(messages, add_generation_prompt=True, return_dict=False))
+            for messages in _conversations(prompts)
+        ]
 
     def _ids_fast(self, prompts: Sequence[str]) -> list[list[int]]:
         backend = self._backend
