@@ -35,7 +35,7 @@ from trainers.ranks import Ranks
 from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
-from trainers.sharding import ShardingConfig, checkpoint_layers
+from trainers.sharding import ShardingConfig, checkpoint_layers, compile_layers
 from trainers.worlds import drawing_seed, make_grammar, make_manager, open_world, prompt_hash, require_positions
 
 if TYPE_CHECKING:
@@ -193,8 +193,11 @@ def open_learners(
     max_rows = settings.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
     if model.lora_rank:
         return actor, WithoutAdapter(actor, max_rows=max_rows)
+    frozen = load_model(model.path)
+    if settings.actor_rollout_ref.actor.use_torch_compile:
+        compile_layers(frozen)
     reference = Reference(
-        load_model(model.path),
+        frozen,
         ranks,
         max_rows=max_rows,
         max_tokens=config.max_tokens,
@@ -207,9 +210,11 @@ def open_learners(
 
 
 def policy_to_train(settings: Settings) -> PreTrainedModel:
-    """The actor's model, full precision, with gradient checkpointing where the settings ask for it."""
+    """The actor's model, full precision, compiled and with gradient checkpointing where the settings ask for it."""
     model = load_model(settings.actor_rollout_ref.model.path)
     require_plain_logits(model)
+    if settings.actor_rollout_ref.actor.use_torch_compile:
+        compile_layers(model)
     if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
         checkpoint_layers(model)
     return model

@@ -371,6 +371,9 @@ class ActorSettings:
     invalid_action_penalty_coef: float = setting(
         0.1, "what a malformed reply costs, reward units", at_least=0, needs=[PENALTY]
     )
+    use_torch_compile: bool = setting(
+        False, "compile the layers of actor and reference: a minute at the start, faster passes"
+    )
     fsdp_config: ActorFsdpSettings = group(ActorFsdpSettings)
 
 

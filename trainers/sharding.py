@@ -65,6 +65,22 @@ def layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
+def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> None:
+    """Makes each layer run as kernels that torch compiles for it at its first passes: once for all layers and lengths.
+
+    Comes before `checkpoint_layers`: what is computed again is then compiled too.
+
+    Args:
+        model: Is changed in place.
+        backend: Of `torch.compile`.
+
+    Raises:
+        ShopGymError: The model does not say which of its modules are layers.
+    """
+    for layer in _named_layers(model, setting="actor_rollout_ref.actor.use_torch_compile", to="compile"):
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+
+
 def checkpoint_layers(model: PreTrainedModel) -> None:
     """Makes each layer keep its input alone and compute the rest again in the backward pass.
 
@@ -73,14 +89,16 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
     Raises:
         ShopGymError: The model does not say which of its modules are layers.
     """
+    setting = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    for layer in _named_layers(model, setting=setting, to="compute again"):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _named_layers(model: PreTrainedModel, *, setting: str, to: str) -> list[nn.Module]:
     found = layers(model)
     if not found:
-        raise ShopGymError(
-            f"actor_rollout_ref.model.enable_gradient_checkpointing: {type(model).__name__} names no layers to "
-            "compute again; leave it out"
-        )
-    for layer in found:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        raise ShopGymError(f"{setting}: {type(model).__name__} names no layers to {to}; leave it out")
+    return found
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

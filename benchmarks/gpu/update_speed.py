@@ -51,7 +51,7 @@ from trainers.models import train_tokenizer
 from trainers.ranks import Ranks, start_ranks, stop_ranks
 from trainers.scoring import distinct_pairs
 from trainers.settings import Settings, resolve
-from trainers.sharding import checkpoint_layers
+from trainers.sharding import checkpoint_layers, compile_layers
 from trainers.worlds import make_grammar, make_manager, open_shop_world
 from webshop_env.errors import ShopGymError
 from webshop_env.policies import OraclePolicy
@@ -345,6 +345,10 @@ def measure_actor(
     config = ActorConfig.of(settings)
     model = make_model(shape, ranks.device)
     frozen = copy.deepcopy(model).cpu() if config.loss.use_kl_loss else None
+    if settings.actor_rollout_ref.actor.use_torch_compile:
+        compile_layers(model)
+        if frozen is not None:
+            compile_layers(frozen)
     if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
         checkpoint_layers(model)
     shared: dict[str, Any] = {

@@ -27,7 +27,7 @@ from trainers.scoring import (
     micro_batches,
     require_plain_logits,
 )
-from trainers.sharding import checkpoint_layers, layers
+from trainers.sharding import checkpoint_layers, compile_layers, layers
 from webshop_env.errors import ShopGymError
 
 PAGES = [
@@ -249,11 +249,35 @@ def test_checkpointed_layers_run_twice_without_dropout_and_give_the_same_gradien
         assert torch.equal(grad, plain[name]), name
 
 
-def test_a_model_that_names_no_layers_cannot_be_checkpointed(tokenizer):
+def test_compiled_layers_are_traced_once_for_all_and_give_the_same_gradient(ranks, tokenizer, grammar, batch):
+    traced: list[int] = []
+
+    def counting(graph, _):
+        traced.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    found = []
+    for is_compiled in (False, True):
+        model = make_small_policy(tokenizer, hidden=32, layers=3, heads=2)
+        if is_compiled:
+            compile_layers(model, backend=counting)
+            checkpoint_layers(model)
+        config = ActorConfig(micro_batch_size=3, loss=LossConfig(use_kl_loss=False))
+        actor = Actor(model.requires_grad_(True), ranks, config, pad_id=tokenizer.pad_token_id, grammar=grammar)
+        found.append(gradients(actor, batch))
+    assert len(traced) <= 2, "three layers, micro-batches of several lengths; one row alone is traced for itself"
+    for name, grad in found[1].items():
+        assert torch.equal(grad, found[0][name]), name
+
+
+def test_a_model_that_names_no_layers_cannot_be_checkpointed_or_compiled(tokenizer):
     model = make_small_policy(tokenizer, hidden=32, layers=1, heads=2)
     model._no_split_modules = None
     with pytest.raises(ShopGymError, match="enable_gradient_checkpointing: Qwen2ForCausalLM names no layers"):
         checkpoint_layers(model)
+    with pytest.raises(ShopGymError, match="use_torch_compile: Qwen2ForCausalLM names no layers to compile"):
+        compile_layers(model)
 
 
 @pytest.mark.parametrize(
