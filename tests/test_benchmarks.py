@@ -142,6 +142,18 @@ def test_runs_of_unlike_budgets_are_not_compared(tmp_path: Path) -> None:
     assert done.stderr == "error: env.rollout.n: 8 with grpo, 16 with gigpo: not comparable\n"
 
 
+def test_what_the_oracle_reaches(tmp_path: Path) -> None:
+    printed, result = run_benchmark(tmp_path, "oracle_ceiling.py", "--small")
+    assert "| product:0, v0 |" in printed and printed.count("| goal, v") == 2
+    for split in result["splits"]:
+        oracle, rule = split["oracle"], split["rule"]
+        assert len(oracle["goals_not_won"]) == round((1 - oracle["success"]["mean"]) * split["num_test_goals"])
+        assert rule["success"]["mean"] < oracle["success"]["mean"] <= oracle["success"]["high"] <= 1
+        assert split["split_by"] == "goal" or split["num_shared_products"] == 0
+        if split["version"] == "v1":
+            assert oracle["success"]["mean"] == 1.0, "with the goal's options its own product scores 1"
+
+
 def learning(*arguments: str) -> str:
     """What a command of the learning benchmark prints."""
     command = (sys.executable, "benchmarks/gpu/learning.py", *arguments)
@@ -173,3 +185,39 @@ def test_learning_on_one_gpu(tmp_path: Path) -> None:
     assert sum(last["lost"]["ends"].values()) == len(result["goals"]["goal_index"]) == 4
     assert result["ended"] == "finished" and [s["ended"] for s in result["sessions"]] == ["finished"] * 2
     assert str(tmp_path) not in json.dumps(result), "where things lay on the machine is nobody's business"
+    printed = learning("report", f"{out}/gigpo_seed0.json", "--out", out)
+    assert "| gigpo | 0 | published | 2 |" in printed and "| malformed (% of steps) |" in printed
+    assert (tmp_path / "out" / "learning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def write_arm(folder: Path, name: str, seed: int, won: list[int], **goals: Any) -> str:
+    """What an arm of one update leaves behind: it wins nothing first, then these goals."""
+    about = {"environment": "WebShop-v0", "split_by": "goal", "catalogue_hash": "c"} | goals
+    count = len(won)
+    about |= {"goal_id": [str(i) for i in range(count)], "product": [f"p{i // 3}" for i in range(count)]}
+    played = [
+        {"updates": n, "train_s": 2.0 * n, "constrained": True, "won": w, "task_score": [0.5 + 0.5 * x for x in w]}
+        for n, w in ((0, [0] * count), (1, won))
+    ]
+    machine = {"date": "2026-11-29", "hardware": {"cpu": "a CPU"}, "versions": {"python": "3.12"}, "command": "python"}
+    arm = {"arm": name, "seed": seed, "place": "published", "goals": about, "measurements": played} | machine
+    arm |= {"settings": {"actor_rollout_ref.rollout.constrained": True}}
+    arm["updates"] = {"update": [1], "wall_s": [2.0], "rollout/success_frac": [0.5]}
+    path = folder / f"{name}_{seed}.json"
+    path.write_text(json.dumps(arm))
+    return str(path)
+
+
+def test_a_report_compares_arms_goal_by_goal_and_products_where_they_are_kept_apart(tmp_path: Path) -> None:
+    arms = [
+        write_arm(tmp_path, "grpo", 0, [1, 0, 0, 0]),
+        write_arm(tmp_path, "gigpo", 0, [1, 1, 0, 0]),
+        write_arm(tmp_path, "gigpo", 1, [1, 1, 1, 0]),
+        write_arm(tmp_path, "product", 0, [1, 1, 1, 0], split_by="product:0"),
+    ]
+    printed = learning("report", *arms, "--out", str(tmp_path / "report"))
+    assert "| gigpo | 0 | published | 1 | 2.00 | 2 | 0.0 [0.0, 49.0] | 50.0 [15.0, 85.0] | 75.0" in printed
+    assert "| -25.0 [" in printed, "grpo against gigpo of the same seed, of four goals"
+    assert "| 50.0 [0.0, 100.0] over products | 75.0" in printed, "of two products, with three goals and one"
+    assert "| gigpo | 2 | 62.5 | 50.0 to 75.0 |" in printed
+    assert (tmp_path / "report" / "learning.md").read_text().strip() == printed.strip()

@@ -32,6 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # machine.py
 import torch
 from arm_file import ArmFile, command_to_keep, settings_to_keep
 from arms import ARMS, STARTS, arm, place_name, shop_words
+from learning_report import report
 from machine import describe_machine, run_script
 from measuring import HeldOutGoals
 from paced import PacedUpdates
@@ -302,6 +303,16 @@ def read_start(directory: Path, place: str) -> dict[str, Any]:
     return {name: made[name] for name in ("command", "place", "imitation", "imitation_s")} | {"measurements": short}
 
 
+# --------------------------------------------------------------------------------------------------------- report
+
+
+def print_report(args: argparse.Namespace) -> None:
+    """Table and curves of arms, on the screen and as files."""
+    text = report(args.files, args.out)
+    write_atomically(args.out / "learning.md", text + "\n")
+    say(text)
+
+
 # --------------------------------------------------------------------------------------------------- command line
 
 
@@ -336,10 +347,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     second.add_argument("--measure-updates", type=int, default=0, help="also every so many updates; 0 is never")
     second.add_argument("--stop-after", type=float, help="seconds after which this process pauses the arm")
 
+    third = commands.add_parser("report")
+    third.add_argument("files", nargs="+", type=Path, help="that arms wrote")
+    third.add_argument("--out", type=Path, required=True, help="directory for learning.md and learning.png")
+
     args, args.words = parser.parse_known_args(arguments)
     for word in args.words:
         if "=" not in word or word.startswith("-"):
             parser.error(f"{word!r} is neither an option nor a setting, key=value")
+    if args.command == "report":
+        return args
     args.command_words = list(arguments)
     args.process_began = perf_counter()
     args.engine = args.engine or ("vllm" if torch.cuda.is_available() and not args.tiny else "hf")
@@ -353,7 +370,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Command line."""
     args = parse(sys.argv[1:])
-    {"start": start, "arm": play_arm}[args.command](args)
+    {"start": start, "arm": play_arm, "report": print_report}[args.command](args)
 
 
 if __name__ == "__main__":

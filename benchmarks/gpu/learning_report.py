@@ -1,0 +1,265 @@
+"""Table and curves of arms: what `learning.py report` prints and draws of the files that arms leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import RESULTS
+
+from trainers.estimates import Estimate, cluster_estimate, mean_estimate, paired_share_estimate, share_estimate
+from trainers.lost_steps import ENDS, KINDS
+from webshop_env.errors import ShopGymError
+
+PUBLISHED = (
+    ("published: Qwen2.5-1.5B, GiGPO", 67.4, 83.5),
+    ("published: Qwen2.5-1.5B, GRPO", 56.8, 75.8),
+)
+"""Success and score in percent; 150 updates of 362 s on two H100s, without imitation."""
+MAIN = "gigpo"
+"""The arm that others of the same place are compared with."""
+Arm = dict[str, Any]
+
+
+def read_arms(paths: Sequence[Path]) -> list[Arm]:
+    """Files of arms, by name and seed; other JSON files are left out.
+
+    Raises:
+        ShopGymError: There is none among them.
+    """
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    arms = [content for content in contents if isinstance(content, dict) and content.get("measurements")]
+    arms = [content for content in arms if "arm" in content]
+    if not arms:
+        raise ShopGymError("report: none of the files is an arm's; give those that learning.py arm wrote")
+    return sorted(arms, key=lambda arm: (arm["arm"] != MAIN, arm["arm"], arm["seed"]))
+
+
+def as_trained(arm: Arm) -> list[dict[str, Any]]:
+    """Measurements under the decoding that the arm trains with, by updates."""
+    constrained = arm["settings"]["actor_rollout_ref.rollout.constrained"]
+    return [m for m in arm["measurements"] if m["constrained"] == constrained]
+
+
+def success(arm: Arm, measurement: dict[str, Any]) -> Estimate:
+    """Share of test goals won; the mean over products where the split keeps products apart."""
+    won = np.asarray(measurement["won"], dtype=bool)
+    return cluster_estimate(won, arm["goals"]["product"]) if by_product(arm) else share_estimate(won)
+
+
+def score(arm: Arm, measurement: dict[str, Any]) -> Estimate:
+    """Mean task score, taken over products in the same case."""
+    scores = np.asarray(measurement["task_score"])
+    return cluster_estimate(scores, arm["goals"]["product"]) if by_product(arm) else mean_estimate(scores, lowest=0.0)
+
+
+def by_product(arm: Arm) -> bool:
+    """Whether the arm's split keeps products apart."""
+    return str(arm["goals"]["split_by"]) != "goal"
+
+
+def ceiling(arm: Arm, ceilings: dict[str, Any]) -> dict[str, Any] | None:
+    """What the oracle reaches on the arm's test goals; None where that was not measured for this catalogue."""
+    version, goals = str(arm["goals"]["environment"]).removeprefix("WebShop-"), arm["goals"]
+    for split in ceilings["splits"]:
+        cut = "product:0" if goals["split_by"] == "product" else goals["split_by"]
+        is_same = split["catalogue_hash"] == goals["catalogue_hash"] and split["num_test_goals"] == len(
+            goals["product"]
+        )
+        if is_same and (split["version"], split["split_by"]) == (version, cut):
+            return dict(split["oracle"])
+    return None
+
+
+def percent(estimate: Estimate) -> str:
+    """A share in percent with its interval."""
+    return f"{100 * estimate.mean:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def points(estimate: Estimate) -> str:
+    """A difference in points with its interval."""
+    return f"{100 * estimate.mean:+.1f} [{100 * estimate.low:+.1f}, {100 * estimate.high:+.1f}]"
+
+
+def results_table(arms: Sequence[Arm], ceilings: dict[str, Any]) -> str:
+    """Markdown: a row an arm and seed, then what was published."""
+    lines = [
+        "| arm | seed | split | updates | s an update | GPU s | start: success (%) | success (%) | score (%) | "
+        "oracle: success / score (%) | against gigpo (points) | unconstrained: success (%) |",
+        "| --- " * 12 + "|",
+    ]
+    mains = {(arm["place"], arm["seed"]): arm for arm in arms if arm["arm"] == MAIN}
+    for arm in arms:
+        measured = as_trained(arm)
+        first, last = measured[0], measured[-1]
+        oracle = ceiling(arm, ceilings)
+        name = "success by product" if by_product(arm) else "success"
+        best = (
+            ""
+            if oracle is None
+            else f"{100 * oracle[name]['mean']:.1f} / {100 * oracle[name.replace('success', 'score')]['mean']:.1f}"
+        )
+        main = mains.get((arm["place"], arm["seed"]))
+        difference = ""
+        if main is not None and main is not arm and main["goals"]["goal_id"] == arm["goals"]["goal_id"]:
+            before, after = (np.asarray(m["won"], dtype=bool) for m in (as_trained(main)[-1], last))
+            difference = points(paired_share_estimate(before, after))
+        free = [m for m in arm["measurements"] if not m["constrained"] and m["updates"] == last["updates"]]
+        seconds, over = arm["updates"]["wall_s"], " over products" if by_product(arm) else ""
+        lines.append(
+            f"| {arm['arm']} | {arm['seed']} | {arm['place']} | {last['updates']} | "
+            f"{np.median(seconds) if seconds else float('nan'):.2f} | {last['train_s']:.0f} | "
+            f"{percent(success(arm, first))} | {percent(success(arm, last))}{over} | "
+            f"{percent(score(arm, last))} | {best} | "
+            f"{difference} | {percent(success(arm, free[0])) if free and free[0] is not last else ''} |"
+        )
+    for name, won, scored in PUBLISHED:
+        lines.append(f"| {name} | | | 150 | 362 | 108,600 | | {won} | {scored} | | | |")
+    return "\n".join(lines)
+
+
+def seeds_table(arms: Sequence[Arm]) -> str:
+    """Markdown: mean and range over the seeds of arms that have several; "" where none has."""
+    lines = []
+    for name in dict.fromkeys(arm["arm"] for arm in arms):
+        last = [success(arm, as_trained(arm)[-1]).mean for arm in arms if arm["arm"] == name]
+        if len(last) > 1:
+            lines.append(
+                f"| {name} | {len(last)} | {100 * np.mean(last):.1f} | {100 * min(last):.1f} to {100 * max(last):.1f} |"
+            )
+    head = ["| arm | seeds | success, mean (%) | range (%) |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *lines]) if lines else ""
+
+
+def lost_table(arms: Sequence[Arm]) -> str:
+    """Markdown: a column for each arm's start and end, of its first seed; rows are shares in percent."""
+    shown, columns = [], []
+    for arm in arms:
+        if arm["arm"] in shown or not all(m.get("lost") for m in (as_trained(arm)[0], as_trained(arm)[-1])):
+            continue
+        shown.append(arm["arm"])
+        start_free = [m for m in arm["measurements"] if not m["constrained"] and m["updates"] == 0]
+        for when, m in (
+            ("start, unconstrained", start_free),
+            ("start", as_trained(arm)[:1]),
+            ("end", as_trained(arm)[-1:]),
+        ):
+            if m and (f"{arm['arm']}, {when}", m[0]["lost"]) not in columns and m[0].get("lost"):
+                columns.append((f"{arm['arm']}, {when}", m[0]["lost"]))
+    if not columns:
+        return ""
+    lines = [f"| | {' | '.join(name for name, _ in columns)} |", "| --- " * (len(columns) + 1) + "|"]
+
+    def row(title: str, values: Sequence[str]) -> None:
+        lines.append(f"| {title} | {' | '.join(values)} |")
+
+    def share(part: float, whole: float) -> str:
+        return f"{100 * part / whole:.1f}" if whole else ""
+
+    row("steps", [f"{lost['num_steps']:,}" for _, lost in columns])
+    row("malformed (% of steps)", [share(lost["malformed"], lost["num_steps"]) for _, lost in columns])
+    for kind in KINDS:
+        wanted = [lost["steps"][kind] for _, lost in columns]
+        if any(map(sum, wanted)):
+            row(
+                f"{kind}: % of steps, of these not possible",
+                [
+                    f"{share(sum(pair), lost['num_steps'])}, {share(pair[1], sum(pair)) or 0}"
+                    for pair, (_, lost) in zip(wanted, columns, strict=True)
+                ],
+            )
+    row(
+        "first search lists the product at once (% of episodes)",
+        [share(lost["first_search_lists_it"], lost["num_episodes"]) for _, lost in columns],
+    )
+    for end in ENDS:
+        row(f"{end} (% of episodes)", [share(lost["ends"][end], lost["num_episodes"]) for _, lost in columns])
+    for part in ("type", "attributes", "options", "price"):
+        row(
+            f"bought without winning, {part} not met (% of episodes)",
+            [share(lost["parts_missing"][part], lost["num_episodes"]) for _, lost in columns],
+        )
+    return "\n".join(lines)
+
+
+def draw_curves(arms: Sequence[Arm], picture: Path) -> None:
+    """Test success over updates and over GPU seconds, with 95 % intervals; rollouts of training as thin lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    colours = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#57606a", "#bf3989", "#1b7c83", "#953800")
+    names = list(dict.fromkeys(arm["arm"] for arm in arms))
+    figure, panels = pyplot.subplots(1, 2, figsize=(12, 4.8), dpi=120, sharey=True)
+    for axes, key, label in zip(
+        panels, ("updates", "train_s"), ("update", "seconds of training, one GPU"), strict=True
+    ):
+        for arm in arms:
+            colour = colours[names.index(arm["arm"]) % len(colours)]
+            is_first_seed = arm is next(other for other in arms if other["arm"] == arm["arm"])
+            measured = as_trained(arm)
+            means = [success(arm, m) for m in measured]
+            places = [m[key] for m in measured]
+            axes.plot(
+                places, [e.mean for e in means], color=colour, marker=".", label=arm["arm"] if is_first_seed else None
+            )
+            axes.fill_between(
+                places, [e.low for e in means], [e.high for e in means], color=colour, alpha=0.12, linewidth=0
+            )
+            rollouts = arm["updates"].get("rollout/success_frac", [])
+            along = arm["updates"]["update"] if key == "updates" else np.cumsum(arm["updates"]["wall_s"])
+            axes.plot(along, _smooth(rollouts), color=colour, linewidth=0.7, alpha=0.5)
+        axes.axhline(PUBLISHED[0][1] / 100, color="#57606a", linestyle=":", linewidth=1)
+        axes.text(0.99, PUBLISHED[0][1] / 100 + 0.01, "published GiGPO, 1.5B", ha="right", fontsize=8, color="#57606a",
+                  transform=axes.get_yaxis_transform())  # fmt: skip
+        axes.set_xlabel(label)
+        axes.set_ylim(0, 1)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("share of test goals won")
+    panels[1].legend(loc="lower right", frameon=False, fontsize=8)
+    figure.tight_layout()
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture)
+    pyplot.close(figure)
+
+
+def _smooth(values: Sequence[float], width: int = 5) -> np.ndarray:
+    """Mean of each value and the few before it."""
+    padded = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - width, 0)
+    return (padded[ends] - padded[starts]) / (ends - starts)
+
+
+def head(arms: Sequence[Arm]) -> str:
+    """Where, when, with what and how the arms ran."""
+    lines = []
+    for arm in arms:
+        versions = ", ".join(f"{name} {number}" for name, number in arm["versions"].items())
+        hardware = arm["hardware"].get("gpu", arm["hardware"]["cpu"])
+        lines.append(f"- {arm['arm']}, seed {arm['seed']}: {arm['date']}, {hardware}; {versions}; `{arm['command']}`")
+    return "\n".join(lines)
+
+
+def report(paths: Sequence[Path], out: Path) -> str:
+    """Draws the curves into a directory and gives everything else as Markdown.
+
+    Args:
+        paths: Files of arms.
+        out: Where `learning.png` goes.
+    """
+    arms = read_arms(paths)
+    ceilings = json.loads((RESULTS / "oracle_ceiling.json").read_text(encoding="utf-8"))
+    draw_curves(arms, out / "learning.png")
+    parts = [
+        head(arms),
+        results_table(arms, ceilings),
+        seeds_table(arms),
+        lost_table(arms),
+        "![test success](learning.png)",
+    ]
+    return "\n\n".join(part for part in parts if part)
