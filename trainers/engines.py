@@ -1,4 +1,4 @@
-"""The engine that writes the replies of a run, made from the settings."""
+"""The engine that writes the replies of a run or an evaluation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rollout.engines.hf import HFEngine
 from rollout.engines.prompts import eos_ids
+from rollout.engines.vllm import VLLMConfig, VLLMEngine
 from rollout.noise import seed_of
 from rollout.types import NoiseKey
 from trainers.models import compute_dtype, load_model, locate
@@ -37,32 +38,67 @@ def open_engine(
     """
     rollout, model_path = settings.actor_rollout_ref.rollout, settings.actor_rollout_ref.model.path
     if rollout.name == "vllm":
-        from rollout.engines.vllm import VLLMConfig, VLLMEngine
-
-        return VLLMEngine(
-            locate(model_path),
-            tokenizer,
-            VLLMConfig(
-                max_model_len=settings.data.max_prompt_length + settings.data.max_response_length,
-                max_num_seqs=rollout.max_num_seqs,
-                max_num_batched_tokens=rollout.max_num_batched_tokens,
-                gpu_memory_utilization=rollout.gpu_memory_utilization,
-                enforce_eager=rollout.enforce_eager,
-                enable_chunked_prefill=rollout.enable_chunked_prefill,
-                free_cache_engine=rollout.free_cache_engine,
-                seeded_replies=rollout.seeded_replies,
-                seed=seed_of(NoiseKey(settings.trainer.seed, 0, ranks.rank, 0)),
-                under_launcher=ranks.world > 1,
-            ),
-            weight_shapes={name: tensor.shape for name, tensor in policy.state_dict().items()},
-            eos_ids=eos_ids(policy, tokenizer),
-            device=ranks.device,
-            grammar=grammar,
+        config = VLLMConfig(
+            max_model_len=settings.data.max_prompt_length + settings.data.max_response_length,
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            enforce_eager=rollout.enforce_eager,
+            enable_chunked_prefill=rollout.enable_chunked_prefill,
+            free_cache_engine=rollout.free_cache_engine,
+            seeded_replies=rollout.seeded_replies,
+            seed=seed_of(NoiseKey(settings.trainer.seed, 0, ranks.rank, 0)),
+            under_launcher=ranks.world > 1,
         )
+        return _vllm_engine(config, model_path, policy, tokenizer, grammar, ranks)
     return HFEngine(
         load_model(model_path, dtype=compute_dtype(ranks.device)),
         tokenizer,
         grammar=grammar,
         copy_model=False,
         device=ranks.device,
+    )
+
+
+def open_fixed_engine(
+    config: VLLMConfig | None,
+    ranks: Ranks,
+    model_path: str,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    grammar: ActionGrammar | None,
+) -> Engine:
+    """An engine for this rank that writes with a saved policy's own weights.
+
+    Args:
+        config: Of vLLM; None takes the transformers engine.
+        ranks: As in `open_engine`.
+        model_path: Where the policy is.
+        policy: The policy; the transformers engine keeps it.
+        tokenizer: The policy's.
+        grammar: Of constrained decoding.
+    """
+    if config is None:
+        return HFEngine(policy, tokenizer, grammar=grammar, copy_model=False, device=ranks.device)
+    engine = _vllm_engine(config, model_path, policy, tokenizer, grammar, ranks)
+    engine.load_weights(policy.state_dict(), 0)
+    return engine
+
+
+def _vllm_engine(
+    config: VLLMConfig,
+    model_path: str,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    grammar: ActionGrammar | None,
+    ranks: Ranks,
+) -> VLLMEngine:
+    return VLLMEngine(
+        locate(model_path),
+        tokenizer,
+        config,
+        weight_shapes={name: tensor.shape for name, tensor in policy.state_dict().items()},
+        eos_ids=eos_ids(policy, tokenizer),
+        device=ranks.device,
+        grammar=grammar,
     )

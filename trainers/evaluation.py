@@ -2,6 +2,7 @@
 
     python trainers/evaluation.py model=embedded goals=300 out=before.json
     python trainers/evaluation.py model=outputs/tiny/checkpoints/update_000030/policy goals=300 baseline=before.json
+    python trainers/evaluation.py model=outputs/run/checkpoints/update_000100/policy engine=vllm split=test goals=500
     python trainers/evaluation.py endpoint.base_url=http://localhost:8000/v1 model=NAME env.prompt=think out=other.json
     python trainers/evaluation.py compare before.json other.json
 
@@ -33,8 +34,10 @@ import numpy as np
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.engines.openai import OpenAIEngine
 from rollout.engines.prompts import PromptEncoder
-from rollout.types import Policy, SamplingParams, StepBatch
+from rollout.engines.vllm import VLLMConfig
+from rollout.types import Engine, Policy, SamplingParams, StepBatch
 from trainers.command import settings_of
+from trainers.engines import open_fixed_engine
 from trainers.errors import faults_told
 from trainers.estimates import Estimate, cluster_estimate, mean_estimate, paired_share_estimate, share_estimate
 from trainers.files import require_writable, write_atomically
@@ -60,12 +63,15 @@ from trainers.worlds import (
     make_grammar,
     make_manager,
     open_world,
+    prompt_hash,
     require_positions,
 )
 
 CountTokens = Callable[[str], int]
 
 ENDPOINT = Need("endpoint.base_url", lambda values: values["endpoint.base_url"] is not None)
+NO_ENDPOINT = equal("endpoint.base_url", None)
+VLLM = equal("engine", "vllm")
 NO_LIST = equal("data.val_files", None)
 NOISE_UPDATE = -1
 """The noise of evaluations is that of update -1: never that of training, and the same before and after."""
@@ -371,6 +377,11 @@ class EvaluationSettings:
     )
     seed: int = setting(0, "seed of the sampling noise", at_least=0)
     num_envs: int = setting(128, "episodes played at once", at_least=1)
+    engine: str = setting(
+        "hf", "what writes the replies: transformers, or vLLM", only=("hf", "vllm"), needs=[NO_ENDPOINT]
+    )
+    gpu_memory_utilization: float = setting(0.6, "share of the GPU for vllm", above=0, at_most=1, needs=[VLLM])
+    enforce_eager: bool = setting(False, "no CUDA graphs in vllm: starts sooner, generates slower", needs=[VLLM])
     device: str = setting("auto", "auto, cpu or cuda", only=("auto", "cpu", "cuda"))
     out: str | None = setting(None, "JSON file for the results; those of each goal lie beside it as .parquet")
     baseline: str | None = setting(None, "file of another evaluation to compare with")
@@ -386,6 +397,11 @@ class EvaluationSettings:
         """What `constrained` comes down to."""
         return self.endpoint.base_url is None if self.constrained is None else self.constrained
 
+    @property
+    def engine_used(self) -> str:
+        """What writes the replies."""
+        return "endpoint" if self.endpoint.base_url else self.engine
+
 
 def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None = None) -> Evaluation:
     """Evaluates one policy over the ranks; a baseline on other goals is refused before that."""
@@ -394,12 +410,17 @@ def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None 
     goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if baseline is not None:
         require_same_goals(baseline, goal_list=goal_list, goal_index=goals.tolist())
-    policy, count_tokens = _endpoint(settings) if settings.endpoint.base_url else _local_engine(settings, ranks)
     num_envs = min(settings.num_envs, -(-len(goals) // ranks.world))
-    manager = make_manager(settings.env, settings.data, num_envs, count_tokens=count_tokens)
-    if not settings.endpoint.base_url:
-        refuse_other_prompts(
-            settings.model, prompt_template_hash=manager.prompt_hash, environment=settings.env.env_name
+    policy: Engine | OpenAIEngine
+    if settings.endpoint.base_url:
+        policy, count_tokens = _endpoint(settings)
+        manager = make_manager(settings.env, settings.data, num_envs, count_tokens=count_tokens)
+    else:
+        template_hash = prompt_hash(settings.env)
+        refuse_other_prompts(settings.model, prompt_template_hash=template_hash, environment=settings.env.env_name)
+        policy = _local_engine(settings, ranks, num_envs)
+        manager = make_manager(
+            settings.env, settings.data, num_envs, count_tokens=policy.count_tokens, encode_ahead=policy.encode_all
         )
     constrained = settings.decodes_constrained
     try:
@@ -413,30 +434,36 @@ def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None 
             world=world,
             goal_list=goal_list,
             split=split,
-            setup=setup_of(settings.env, settings.data, constrained=constrained),
+            setup=setup_of(settings.env, settings.data, constrained=constrained) | {"engine": settings.engine_used},
             name=" at ".join(filter(None, (settings.model, settings.endpoint.base_url))),
         )
     finally:
-        if isinstance(policy, OpenAIEngine):
-            policy.close()
+        policy.close()
 
 
-def _local_engine(settings: EvaluationSettings, ranks: Ranks) -> tuple[Policy, CountTokens]:
-    from rollout.engines.hf import HFEngine
-
+def _local_engine(settings: EvaluationSettings, ranks: Ranks, num_envs: int) -> Engine:
     tokenizer = load_tokenizer(settings.model)
-    engine = HFEngine(
-        load_model(settings.model, dtype=compute_dtype(ranks.device)),
-        tokenizer,
-        grammar=make_grammar(tokenizer, settings.env, settings.data) if settings.decodes_constrained else None,
-        copy_model=False,
-        device=ranks.device,
-    )
-    require_positions(engine.model.config, settings.data)
-    return engine, engine.count_tokens
+    model = load_model(settings.model, dtype=compute_dtype(ranks.device))
+    require_positions(model.config, settings.data)
+    grammar = make_grammar(tokenizer, settings.env, settings.data) if settings.decodes_constrained else None
+    config = None
+    if settings.engine == "vllm":
+        config = VLLMConfig(
+            max_model_len=settings.data.max_prompt_length + settings.data.max_response_length,
+            max_num_seqs=num_envs,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            enforce_eager=settings.enforce_eager,
+            free_cache_engine=False,
+            under_launcher=ranks.world > 1,
+        )
+    engine = open_fixed_engine(config, ranks, settings.model, model, tokenizer, grammar)
+    if ranks.is_first:
+        for note in engine.notes:
+            print(f"note: {note}")
+    return engine
 
 
-def _endpoint(settings: EvaluationSettings) -> tuple[Policy, CountTokens | None]:
+def _endpoint(settings: EvaluationSettings) -> tuple[OpenAIEngine, CountTokens | None]:
     endpoint = settings.endpoint
     engine = OpenAIEngine(
         str(endpoint.base_url),
@@ -484,8 +511,9 @@ def main(arguments: list[str]) -> None:
 
 def _less_memory(settings: EvaluationSettings) -> str:
     data = settings.data
+    share = f"gpu_memory_utilization ({settings.gpu_memory_utilization}), " if settings.engine == "vllm" else ""
     return (
-        f"lower num_envs ({settings.num_envs}), data.max_prompt_length ({data.max_prompt_length}) or "
+        f"lower {share}num_envs ({settings.num_envs}), data.max_prompt_length ({data.max_prompt_length}) or "
         f"data.max_response_length ({data.max_response_length})"
     )
 

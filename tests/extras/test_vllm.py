@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -438,6 +439,25 @@ def test_the_training_command_learns_from_its_replies_on_one_process_and_on_two(
         same = {key: value for key, value in updates[1].items() if key.startswith(("rollout/", "actor/"))}
         shared = [line for line in train(tmp_path / "two", ranks=2) if "actor/loss" in line][1]
         assert {key: shared[key] for key in same} == pytest.approx(same, abs=1e-4)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="bfloat16 breaks ties otherwise in each engine")
+@pytest.mark.timeout(600)
+def test_an_evaluation_is_the_same_with_either_engine(tmp_path: Path) -> None:
+    def evaluate(engine: str) -> tuple[dict[str, Any], str]:
+        out = tmp_path / f"{engine}.json"
+        words = [f"engine={engine}", "model=embedded", "goals=6", "temperature=0", f"out={out}"]
+        command = [sys.executable, "trainers/evaluation.py", *words]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(out.read_text()), done.stdout
+
+    (theirs, _), (mine, said) = evaluate("hf"), evaluate("vllm")
+    columns = ("goal_index", "won", "task_score", "episode_length")
+    assert {name: mine[name] for name in columns} == {name: theirs[name] for name in columns}
+    assert (mine["setup"]["engine"], theirs["setup"]["engine"]) == ("vllm", "hf")
+    assert sum(mine["episode_length"]) > 6 and "cannot sleep" not in said
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="GPUs take any head")

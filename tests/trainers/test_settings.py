@@ -168,6 +168,8 @@ def test_recipes_need_no_notes(kind, recipe):
         (EvaluationSettings, ["data.train_files=a.parquet"], "nothing is learnt"),
         (EvaluationSettings, ["goals=4", "data.val_files=a.parquet"], "it counts with data.val_files=null"),
         (EvaluationSettings, ["endpoint.max_tries=2"], "it counts with endpoint.base_url"),
+        (EvaluationSettings, ["engine=vllm", "endpoint.base_url=http://x/v1"], "it counts with endpoint.base_url=null"),
+        (EvaluationSettings, ["gpu_memory_utilization=0.4"], "it counts with engine=vllm"),
     ],
 )
 def test_what_does_nothing_in_another_command_is_noted_there(kind, words, why):
