@@ -31,8 +31,7 @@ from trainers.scoring import (
     Pairs,
     TokenScorer,
     distinct_pairs,
-    least_fill,
-    micro_batches,
+    micro_batches_for,
     on_device,
 )
 from trainers.settings import (
@@ -203,11 +202,8 @@ class ShardedPolicy:
         plans = []
         for rank in range(self.ranks.world):
             mine = by_length[rank :: self.ranks.world]
-            packed = micro_batches(
-                pairs.lengths[mine],
-                max_rows=max_rows,
-                max_tokens=self.max_tokens,
-                least_fill=least_fill(self.ranks.device),
+            packed = micro_batches_for(
+                self.ranks.device, pairs.lengths[mine], max_rows=max_rows, max_tokens=self.max_tokens
             )
             plans.append([mine[positions] for positions in packed])
         own = plans[self.ranks.rank]

@@ -35,6 +35,8 @@ class Grammar(Protocol):
 
 LEAST_FILL = 0.75
 """A sequence shorter than this part of the longest does not join its micro-batch: padding costs as much as text."""
+PASS_TOKENS_GPU = 1024
+"""What a pass costs on a GPU besides its tokens, in tokens: weights are gathered, kernels are launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,46 @@ def distinct_pairs(batch: StepBatch) -> Pairs:
     return pairs
 
 
-def least_fill(device: torch.device) -> float:
-    """How alike the sequences of a micro-batch must be: on a GPU a pass costs more than padding."""
-    return 0.0 if device.type == "cuda" else LEAST_FILL
+def micro_batches_for(device: torch.device, lengths: np.ndarray, *, max_rows: int, max_tokens: int) -> list[np.ndarray]:
+    """Packs sequences of like length together as suits a device; see `micro_batches`."""
+    if device.type == "cuda":
+        return cheapest_micro_batches(lengths, max_rows=max_rows, max_tokens=max_tokens, pass_tokens=PASS_TOKENS_GPU)
+    return micro_batches(lengths, max_rows=max_rows, max_tokens=max_tokens)
+
+
+def cheapest_micro_batches(
+    lengths: np.ndarray, *, max_rows: int, max_tokens: int, pass_tokens: int
+) -> list[np.ndarray]:
+    """Packs sequences so that tokens, padding counted, and passes together cost least, longest first.
+
+    Some pass has the longest sequence and the next longest; what is left is the same question again. So it is answered
+    from the end: U steps of at most `max_rows` choices.
+
+    Args:
+        lengths: int [U], tokens of each sequence.
+        max_rows: Sequences of one micro-batch, at most.
+        max_tokens: Tokens of one micro-batch, padding counted, at most; a longer sequence gets one for itself.
+        pass_tokens: What a pass costs besides, in tokens.
+
+    Returns:
+        Arrays of positions in `lengths` that together hold each position once.
+    """
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    longest = np.maximum(np.asarray(lengths, dtype=np.int64)[order], 1)  # [U], of a pass that begins here
+    cost_from = np.zeros(len(order) + 1, dtype=np.int64)
+    size_from = np.ones(len(order), dtype=np.int64)
+    for start in reversed(range(len(order))):
+        most = max(1, min(max_rows, max_tokens // int(longest[start]), len(order) - start))
+        sizes = np.arange(1, most + 1)
+        costs = pass_tokens + longest[start] * sizes + cost_from[start + 1 : start + 1 + most]
+        best = int(costs.argmin())
+        cost_from[start], size_from[start] = costs[best], sizes[best]
+    batches: list[np.ndarray] = []
+    start = 0
+    while start < len(order):
+        batches.append(order[start : start + size_from[start]])
+        start += int(size_from[start])
+    return batches
 
 
 def micro_batches(
@@ -88,7 +127,7 @@ def micro_batches(
         lengths: int [U], tokens of each sequence.
         max_rows: Sequences of one micro-batch, at most.
         max_tokens: Tokens of one micro-batch, padding counted, at most; a longer sequence gets one for itself.
-        least_fill: No sequence is shorter than this share of the longest beside it; 0 makes the fewest passes.
+        least_fill: No sequence is shorter than this share of the longest beside it.
 
     Returns:
         Arrays of positions in `lengths` that together hold each position once.

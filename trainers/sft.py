@@ -52,7 +52,7 @@ from trainers.models import (
     weights_hash,
 )
 from trainers.ranks import start_ranks, stop_ranks
-from trainers.scoring import Collator, Pairs, TokenScorer, least_fill, micro_batches, require_plain_logits
+from trainers.scoring import Collator, Pairs, TokenScorer, micro_batches_for, require_plain_logits
 from trainers.settings import (
     LEARNS_FROM_NO_REWARD,
     DataSettings,
@@ -182,11 +182,8 @@ def imitate(
             optimizer.zero_grad(set_to_none=True)
             loss = torch.zeros((), device=device)
             num_reply_tokens = sum(len(rows.replies[row]) for row in chosen)
-            for part in micro_batches(
-                lengths[chosen],
-                max_rows=len(chosen),
-                max_tokens=settings.micro_batch_tokens,
-                least_fill=least_fill(device),
+            for part in micro_batches_for(
+                device, lengths[chosen], max_rows=len(chosen), max_tokens=settings.micro_batch_tokens
             ):
                 batch = collate(rows, chosen[part])
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):

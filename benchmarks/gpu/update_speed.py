@@ -49,7 +49,7 @@ from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.demonstrations import demonstrate
 from trainers.models import train_tokenizer
 from trainers.ranks import Ranks, start_ranks, stop_ranks
-from trainers.scoring import distinct_pairs
+from trainers.scoring import Collator, MicroBatch, Pairs, distinct_pairs
 from trainers.settings import Settings, resolve
 from trainers.sharding import checkpoint_layers, compile_layers
 from trainers.worlds import make_grammar, make_manager, open_shop_world
@@ -103,8 +103,8 @@ QWEN = Shape(
         "num_key_value_heads": 2, "vocab_size": 151_936, "max_position_embeddings": 32_768,
     },
     wander=0.65,
-    rows=256,
-    variants=("recipe", "32k+resident", "32k+plain+resident", "32k+compile+resident", "32k+compile+plain+resident"),
+    rows=128,
+    variants=("recipe", "16k+plain+resident", "16k+compile+plain+resident", "32k+compile+checkpoint+resident"),
 )  # fmt: skip
 SMOLLM2 = Shape(
     recipe="webshop_smollm2_135m",
@@ -115,7 +115,7 @@ SMOLLM2 = Shape(
     },
     wander=0.25,
     rows=100_000,
-    variants=("recipe", "128k", "compile", "128k+compile"),
+    variants=("recipe", "plain", "compile+plain", "128k+compile+plain"),
 )  # fmt: skip
 TINY_CONFIG = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -210,6 +210,23 @@ class Clock:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+class CountingCollator:
+    """A collator, and what it made for the passes of a phase."""
+
+    def __init__(self, collate: Collator) -> None:
+        self.collate = collate
+        self.passes = self.tokens = 0
+
+    def __call__(self, pairs: Pairs, chosen: Sequence[int] | np.ndarray) -> MicroBatch:
+        made = self.collate(pairs, chosen)
+        self.passes += 1
+        self.tokens += made.input_ids.numel()
+        return made
+
+    def forget(self) -> None:
+        self.collate.forget()
 
 
 def say(text: str) -> None:
@@ -369,6 +386,7 @@ def measure_actor(
             **shared,
         )
 
+    actor.collate = counted = CountingCollator(actor.collate)  # type: ignore[assignment]
     clock, runs, batch = Clock(ranks.device), [], rows
     for number in range(1 + num_updates):
         with clock.phase("old_log_probs"):
@@ -376,6 +394,7 @@ def measure_actor(
         if reference is not None:
             with clock.phase("reference"):
                 batch = reference.with_log_probs(batch)
+        counted.passes = counted.tokens = 0
         with clock.phase("learn"):
             metrics = actor.update(batch, seed=0, update=number)
         if number == 0:  # kernels were chosen or compiled, memory was taken
@@ -388,6 +407,8 @@ def measure_actor(
         "runs_s": [rounded(run) for run in runs],
         "s": {phase: round(float(np.mean([run[phase] for run in runs])), 4) for phase in first},
         "peak_gib": rounded(clock.peak_gib),
+        "learn_passes": counted.passes,
+        "learn_padding_frac": round(1 - float(distinct_pairs(rows).lengths.sum()) / counted.tokens, 4),
         "metrics": {name: metrics[name] for name in ("actor/loss", "actor/grad_norm", "actor/optimizer_steps")},
     }
     if profile:
@@ -454,6 +475,11 @@ def print_variant(name: str, measured: dict[str, Any]) -> None:
             f"| {name} | {phase} | {measured['s'][phase]:.3f} | {rate['tokens_per_s']:,} | {rate['tflops']:.1f} "
             f"| {100 * rate['peak_frac']:.1f} | {measured['peak_gib'].get(phase, 0.0):.1f} "
             f"| {rate['whole_update_s']:.1f} | {measured['first_s'][phase]:.1f} |"
+        )
+    if "learn_passes" in measured:
+        padding = f"{100 * measured['learn_padding_frac']:.0f} % padding"
+        say(
+            f"  {name}: learns in {measured['learn_passes']} passes, {padding}; warm after {measured['until_warm_s']} s"
         )
     if "error" in measured:
         say(f"| {name} | {measured['error']} |")

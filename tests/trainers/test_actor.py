@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,9 +23,10 @@ from trainers.scoring import (
     MicroBatch,
     TokenMask,
     TokenScorer,
+    cheapest_micro_batches,
     distinct_pairs,
-    least_fill,
     micro_batches,
+    micro_batches_for,
     require_plain_logits,
 )
 from trainers.sharding import checkpoint_layers, compile_layers, layers
@@ -427,10 +429,25 @@ def test_micro_batches_hold_every_row_once_within_both_limits():
 def test_a_gpu_makes_fewer_passes_of_rows_that_differ_in_length():
     lengths = np.array([100, 50, 10])
     found = {
-        kind: micro_batches(lengths, max_rows=8, max_tokens=600, least_fill=least_fill(torch.device(kind)))
-        for kind in ("cpu", "cuda")
+        kind: micro_batches_for(torch.device(kind), lengths, max_rows=8, max_tokens=600) for kind in ("cpu", "cuda")
     }
     assert (len(found["cpu"]), len(found["cuda"])) == (3, 1)
+
+
+def test_no_other_micro_batches_of_like_lengths_cost_less():
+    rng = np.random.default_rng(0)
+    for pass_tokens in (0, 20, 500):
+        lengths = rng.integers(1, 100, 9)
+        found = cheapest_micro_batches(lengths, max_rows=4, max_tokens=250, pass_tokens=pass_tokens)
+        assert sorted(np.concatenate(found).tolist()) == list(range(9))
+        falling = np.sort(lengths)[::-1]
+        costs = []
+        for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, 9), k) for k in range(9)):
+            parts = np.split(falling, cuts)
+            if all(len(part) <= 4 and len(part) * part[0] <= 250 for part in parts):
+                costs.append(sum(len(part) * part[0] + pass_tokens for part in parts))
+        assert sum(len(part) * lengths[part].max() + pass_tokens for part in found) == min(costs)
+    assert len(cheapest_micro_batches(np.array([1000]), max_rows=8, max_tokens=600, pass_tokens=9)) == 1
 
 
 def test_several_steps_without_old_log_probs_are_refused(make_actor, reference, batch):
