@@ -65,7 +65,7 @@ def shop_words(start: str, *, cut: int, data: str | None, tiny: bool) -> list[st
     """
     words = [word.format(cut=cut) for word in STARTS[start]]
     place = [] if data is None else [f"env.webshop.data_dir={data}"]
-    return [*(TINY if tiny else (f"recipe={RECIPE}",)), *place, *words]
+    return [*place, *words, *(TINY if tiny else (f"recipe={RECIPE}",))]
 
 
 def place_name(start: str, *, cut: int) -> str:

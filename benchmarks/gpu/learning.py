@@ -1,7 +1,7 @@
 """Does a small policy learn to shop? Starts by imitation, arms of training by reward, and a report of both, on one GPU.
 
-    python benchmarks/gpu/learning.py start --data DIR --out START --goals 600 --epochs 2
-    python benchmarks/gpu/learning.py arm gigpo --data DIR --start START --out RESULTS --seconds 480
+    python benchmarks/gpu/learning.py start --data DIR --out STARTS --goals 300 600 --epochs 2
+    python benchmarks/gpu/learning.py arm gigpo --data DIR --start STARTS/goals_600 --out RESULTS --seconds 480
     python benchmarks/gpu/learning.py report RESULTS/*.json --out RESULTS
 
 DIR holds WebShop's 1,000 products. `start` imitates the oracle on some train goals and plays the test goals with what
@@ -20,7 +20,8 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,7 +35,7 @@ from arm_file import ArmFile, command_to_keep, settings_to_keep
 from arms import ARMS, STARTS, arm, place_name, shop_words
 from learning_report import report
 from machine import describe_machine, run_script
-from measuring import HeldOutGoals
+from measuring import HeldOutGoals, rounded
 from paced import PacedUpdates
 
 from trainers import gigpo_fsdp, sft
@@ -80,59 +81,68 @@ def engine_words(engine: str) -> list[str]:
 
 
 def start(args: argparse.Namespace) -> None:
-    """Imitates, plays the test goals with and without constrained decoding, and keeps both."""
-    out = Path(args.out)
+    """Imitates so many goals, plays the test goals with and without constrained decoding, and keeps both."""
     shop = shop_words(args.place, cut=args.cut, data=args.data, tiny=args.tiny)
-    init = "embedded" if args.tiny else "smollm2-135m"
-    began = perf_counter()
-    sft.main(
+    of_shop = [*shop, *(word for word in args.words if word.startswith(("env.", "data.")))]  # others are imitation's
+    outs = {num: Path(args.out) / f"goals_{num}" if len(args.goals) > 1 else Path(args.out) for num in args.goals}
+    results = {}
+    for num, out in outs.items():
+        seconds = imitate(args, shop, num, out / "policy")
+        results[num] = machine(args.engine) | {
+            "command": command_to_keep(args.command_words),
+            "place": place_name(args.place, cut=args.cut),
+            "words": args.words,
+            "engine": args.engine,
+            "imitation": {"goals": num, "epochs": args.epochs, "lr": args.lr, "seed": args.seed},
+            "imitation_s": round(seconds, 1),
+            "measurements": [],
+        }
+        write_atomically(out / "start.json", json.dumps(results[num]) + "\n")
+    settings, _, _ = resolve(
         [
-            *shop,
-            *(f"init={init}", f"goals={args.goals}", f"epochs={args.epochs}", f"lr={args.lr}", f"seed={args.seed}"),
-            *("eval_goals=0", "masked=false", f"out={out / 'policy'}", *args.words),
+            *(*of_shop, *engine_words(args.engine), "actor_rollout_ref.rollout.constrained=true"),
+            f"actor_rollout_ref.model.path={outs[args.goals[0]] / 'policy'}",
         ]
     )
-    imitation_s = perf_counter() - began
+    with tested(settings, num_goals=args.test_goals) as test:
+        for version, (num, out) in enumerate(outs.items()):
+            weights = load_model(str(out / "policy")).state_dict()
+            test.engine.load_weights({k: v.to(test.engine.dtype) for k, v in weights.items()}, version=version)
+            for constrained in (True, False):
+                found = test.measure("start", constrained=constrained, weight_version=version)
+                results[num]["measurements"].append({"updates": 0, "train_s": 0.0, **found})
+                write_atomically(out / "start.json", json.dumps(results[num]) + "\n")
+                say(f"{num} goals: {told(found)}")
+    say(f"{args.out}: {len(outs)} starts, {perf_counter() - args.process_began:.0f} s in all")
+
+
+def imitate(args: argparse.Namespace, shop: list[str], num_goals: int, out: Path) -> float:
+    """Imitation of the oracle on so many train goals; returns its seconds."""
+    init, began = "embedded" if args.tiny else "smollm2-135m", perf_counter()
+    words = [f"init={init}", f"goals={num_goals}", f"epochs={args.epochs}", f"lr={args.lr}", f"seed={args.seed}"]
+    # Not masked: the form of replies is learnt too, so that the same start can play unconstrained.
+    sft.main([*shop, *words, "eval_goals=0", "masked=false", f"out={out}", *args.words])
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    result = machine(args.engine) | {
-        "command": command_to_keep(args.command_words),
-        "place": place_name(args.place, cut=args.cut),
-        "imitation": {"goals": args.goals, "epochs": args.epochs, "lr": args.lr, "seed": args.seed},
-        "imitation_s": round(imitation_s, 1),
-        "measurements": [],
-    }
-    say(f"imitation took {imitation_s:.0f} s")
-    write_atomically(out / "start.json", json.dumps(result) + "\n")
-    of_shop = [word for word in args.words if word.startswith(("env.", "data."))]  # the others are imitation's
-    words = [*shop, *of_shop, *engine_words(args.engine), f"actor_rollout_ref.model.path={out / 'policy'}"]
-    settings, _, _ = resolve([*words, "actor_rollout_ref.rollout.constrained=true"])
-    for measurement in measure_policy(settings, num_goals=args.test_goals):
-        result["measurements"].append({"updates": 0, "train_s": 0.0, **measurement})
-        write_atomically(out / "start.json", json.dumps(result) + "\n")
-    say(f"{out}: policy and start.json, {perf_counter() - began:.0f} s in all")
+    seconds = perf_counter() - began
+    say(f"imitation of {num_goals} goals took {seconds:.0f} s")
+    return seconds
 
 
-def measure_policy(settings: Settings, *, num_goals: int) -> list[dict[str, Any]]:
-    """A policy that does not learn on the test goals, with constrained decoding and without."""
+@contextmanager
+def tested(settings: Settings, *, num_goals: int) -> Iterator[HeldOutGoals]:
+    """The test goals with an engine that waits for weights."""
     set_threads()
     path = settings.actor_rollout_ref.model.path
-    found = []
     with joined_ranks() as ranks:
-        world, tokenizer, policy = open_world(settings.env), load_tokenizer(path), load_model(path)
+        world, tokenizer = open_world(settings.env), load_tokenizer(path)
         grammar = make_grammar(tokenizer, settings.env, settings.data)
-        engine = open_engine(settings, ranks, policy, tokenizer, grammar)
+        engine = open_engine(settings, ranks, load_model(path), tokenizer, grammar)
         try:
-            weights = {name: tensor.to(engine.dtype) for name, tensor in policy.state_dict().items()}
-            engine.load_weights(weights, version=0)
-            test = HeldOutGoals.of(settings, world, engine, ranks, num=num_goals)
-            for constrained in (True, False):
-                found.append(test.measure("start", constrained=constrained, weight_version=0))
-                say(told(found[-1]))
+            yield HeldOutGoals.of(settings, world, engine, ranks, num=num_goals)
         finally:
             engine.close()
-    return found
 
 
 def told(measurement: dict[str, Any]) -> str:
@@ -172,14 +182,14 @@ class ArmRun:
                 self._measure(both=True)
             gigpo_fsdp.train(run)
             ended = "stopped" if run.interrupts.is_noted else self._is_over() or "finished"
-            if ended == "finished" and not self.file.measured(run.state.updates_done):
+            if ended != "stopped" and not self.file.measured(run.state.updates_done):
                 self._measure(both=True)
         return ended
 
     def _is_over(self) -> str | None:
         """How the arm would end before the next update: None where it would not."""
         args = self.args
-        if self.file.train_s >= args.seconds or self.run.state.updates_done >= (args.updates or MANY_UPDATES):
+        if self.file.train_s >= args.seconds or self.run.state.updates_done >= args.updates:
             return "finished"
         if args.stop_after and perf_counter() - args.process_began >= args.stop_after:
             return "paused"
@@ -229,6 +239,7 @@ def play_arm(args: argparse.Namespace) -> None:
     label = f"{args.name}{f'_cut{args.cut}' if chosen.start == 'product' else ''}{args.label and f'_{args.label}'}"
     directory = Path(args.runs) / f"{label}_seed{args.seed}"
     made = read_start(Path(args.start), place_name(chosen.start, cut=args.cut))
+    measured = made.pop("measurements")
     words = [
         *([f"trainer.resume_from={directory}"] if (directory / "settings.yaml").is_file() else []),
         *(f"actor_rollout_ref.model.path={Path(args.start) / 'policy'}", f"trainer.seed={args.seed}"),
@@ -261,7 +272,7 @@ def play_arm(args: argparse.Namespace) -> None:
                 "start": made,
                 "goals": test.named(),
                 "updates": {"update": [], "wall_s": []},
-                "measurements": [],
+                "measurements": measured if is_same_test(args, made, measured, len(test.goals)) else [],
                 "sessions": [{"from_update": run.state.updates_done, "wall_s": 0.0}],
                 "ended": None,
             }
@@ -271,8 +282,7 @@ def play_arm(args: argparse.Namespace) -> None:
             say(f"{label}: open after {open_s:.0f} s, {run.state.updates_done} updates done")
             playing = ArmRun(args, run, file, test)
             ended = playing.play()
-            session = file.content["sessions"][-1] | {"ended": ended, **memory_in_use(ranks.device)}
-            file.content["sessions"][-1] = session
+            file.content["sessions"][-1] |= {"ended": ended, "memory_gib": rounded(memory_in_use(ranks.device))}
             file.content["ended"] = ended
             playing._write()
             say(f"{label}: {ended} after {file.num_updates} updates of {file.train_s:.0f} s in all; {paths[1]}")
@@ -296,11 +306,21 @@ def read_start(directory: Path, place: str) -> dict[str, Any]:
             f"--start: {directory} was made for {made['place']}, this arm needs {place}: another start would not know "
             "its pages, or knows its test goals"
         )
-    short = [
-        {name: value for name, value in m.items() if name in ("constrained", "estimates", "steps")}
-        for m in made["measurements"]
-    ]
-    return {name: made[name] for name in ("command", "place", "imitation", "imitation_s")} | {"measurements": short}
+    return {
+        name: made[name] for name in ("command", "place", "words", "engine", "imitation", "imitation_s", "measurements")
+    }
+
+
+def is_same_test(
+    args: argparse.Namespace, made: dict[str, Any], measured: list[dict[str, Any]], num_goals: int
+) -> bool:
+    """Whether what was measured of a start is what this arm would measure before its first update."""
+
+    def of_shop(words: list[str]) -> list[str]:
+        return sorted(word for word in words if word.startswith(("env.", "data.")))
+
+    is_same = made["engine"] == args.engine and of_shop(made["words"]) == of_shop(args.words)
+    return is_same and len(measured) == 2 and all(len(m["won"]) == num_goals for m in measured)
 
 
 # --------------------------------------------------------------------------------------------------------- report
@@ -331,7 +351,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     first = commands.add_parser("start", parents=[shared])
     first.add_argument("--out", required=True, help="directory for policy and start.json")
     first.add_argument("--place", choices=tuple(STARTS), default="published", help="pages and split")
-    first.add_argument("--goals", type=int, default=600, help="train goals to imitate")
+    first.add_argument(
+        "--goals",
+        type=int,
+        nargs="+",
+        default=[600],
+        help="train goals to imitate; several numbers make several starts",
+    )
     first.add_argument("--epochs", type=float, default=2.0)
     first.add_argument("--lr", type=float, default=1e-4)
 
@@ -342,7 +368,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     second.add_argument("--runs", default="outputs/learning", help="directory for runs with their checkpoints")
     second.add_argument("--label", default="", help="added to the arm's name, where words make it another")
     second.add_argument("--seconds", type=float, default=480.0, help="training in all; measuring does not count")
-    second.add_argument("--updates", type=int, help="updates in all, at most")
+    second.add_argument("--updates", type=int, default=MANY_UPDATES, help="updates in all, at most")
     second.add_argument("--measure-every", type=float, default=60.0, help="seconds of training between measurements")
     second.add_argument("--measure-updates", type=int, default=0, help="also every so many updates; 0 is never")
     second.add_argument("--stop-after", type=float, help="seconds after which this process pauses the arm")
@@ -363,7 +389,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if args.tiny:
         args.test_goals = min(args.test_goals, 12)
         if args.command == "start":
-            args.goals, args.epochs = min(args.goals, 16), min(args.epochs, 1.0)
+            args.goals, args.epochs = [min(num, 16) for num in args.goals], min(args.epochs, 1.0)
     return args
 
 
