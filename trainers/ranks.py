@@ -84,6 +84,7 @@ def start_ranks(device: str = "auto") -> Ranks:
     place = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(place)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew, for tenths of a second, at every new shape
     if not dist.is_initialized():
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             dist.init_process_group(backend)
