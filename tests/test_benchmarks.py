@@ -48,7 +48,7 @@ def test_scale(tmp_path: Path) -> None:
 
 def test_rollouts(tmp_path: Path) -> None:
     printed, result = run_benchmark(
-        tmp_path, "bench_rollout.py", "--templates", "compact", "--repeats", "1", "--no-policy"
+        tmp_path, "bench_rollout.py", "--templates", "compact", "--repeats", "1", "--policy", "none"
     )
     head, rule, row, *_ = printed.splitlines()
     assert head.count("|") == rule.count("|") == row.count("|") == 9

@@ -118,6 +118,8 @@ class VLLMEngine:
         self.weight_version = -1
         self.num_sampled_tokens = 0
         """Tokens of all replies so far."""
+        self.num_passes = 0
+        """Of the model so far."""
         self.num_prompt_tokens = 0
         self.num_cached_prompt_tokens = 0
         """Of those, the ones that were not computed because an earlier prompt began alike."""
@@ -180,6 +182,7 @@ class VLLMEngine:
         """Works until at least one reply is finished, and hands over what is; nothing when nothing is asked for."""
         finished, self._ready = self._ready, []
         while self._waiting and not finished:
+            self.num_passes += 1
             for output in self._engine.step():
                 if output.finished:
                     number = int(output.request_id)

@@ -177,22 +177,14 @@ def test_constrained_replies_are_actions_of_the_page_and_a_page_can_differ_from_
     assert largest_gap(MODELS[0], asked, replies) < CLOSE
 
 
-def test_what_is_forced_costs_no_pass_of_the_model(engine, monkeypatch) -> None:
-    num_passes = 0
-    step = engine._engine.step
-
-    def counted():
-        nonlocal num_passes
-        num_passes += 1
-        return step()
-
-    monkeypatch.setattr(engine._engine, "step", counted)
+def test_what_is_forced_costs_no_pass_of_the_model(engine) -> None:
+    before = engine.num_passes
     (bought,) = engine.generate(requests(1, ("click[buy now]",)), PARAMS)
-    assert bought.reply_ids.tolist() == GRAMMAR.encode_reply("click[buy now]").tolist() and num_passes == 0
-    assert engine.poll() == []
+    assert bought.reply_ids.tolist() == GRAMMAR.encode_reply("click[buy now]").tolist()
+    assert engine.num_passes == before and engine.poll() == []
     (clicked,) = engine.generate(requests(1, PAGE[1:]), PARAMS)
     num_choices = sum(len(ids) > 1 for ids in GRAMMAR.allowed_ids(PAGE[1:], clicked.reply_ids))
-    assert num_choices > 0 and num_passes == num_choices < len(clicked.reply_ids)
+    assert 0 < num_choices == engine.num_passes - before < len(clicked.reply_ids)
     assert (clicked.log_probs < 0).sum() == num_choices
 
 
@@ -483,3 +475,15 @@ def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
     assert "| sync |" in done.stdout and len(engine["cycles"]["all"]) == 4
     assert engine["gap_before_cycles"]["engine_gap_max_nats"] < CLOSE
     assert engine["gap_after_cycles"]["engine_gap_max_nats"] < CLOSE
+
+
+@pytest.mark.timeout(600)
+def test_the_benchmark_of_rollouts_counts_passes(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    command = [sys.executable, "benchmarks/bench_rollout.py", "--policy", "vllm", "--no-script", "--out", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rollout = json.loads(out.read_text())["embedded_policy"]
+    assert rollout["longest_episode_choices"] <= rollout["num_passes"] < rollout["longest_episode_tokens"]
+    assert rollout["num_choices"] < rollout["num_tokens"]
