@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from itertools import pairwise
@@ -105,15 +105,12 @@ def load_batch(path: str | Path) -> StepBatch:
     Raises:
         ShopGymError: pyarrow is not installed, or the file is missing, damaged, or something else.
     """
-    pa, parquet = require_pyarrow()
-    try:
-        with open(path, "rb") as file:
-            table = parquet.read_table(file)
-    except (OSError, pa.ArrowInvalid) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no whole Parquet file"
-        raise ShopGymError(
+    table = read_table(
+        path,
+        lambda reason: ShopGymError(
             f"{path} cannot be read as a rollout ({reason}); give a file that save_batch wrote"
-        ) from None
+        ),
+    )
     about = _about(table.schema.metadata or {}, path)
     missing = {*_COLUMNS, "anchor"} - _OPTIONAL - set(table.column_names)
     if missing:
@@ -124,6 +121,25 @@ def load_batch(path: str | Path) -> StepBatch:
     texts = {int(i): text for i, text in about["other_anchors"].items()}
     texts.update(zip(columns["anchor_id"].tolist(), table.column("anchor").to_pylist(), strict=True))
     return StepBatch(**columns, anchor_texts=tuple(texts[i] for i in range(about["num_anchors"])))
+
+
+def read_table(path: str | Path, refusal: Callable[[str], ShopGymError]) -> pyarrow.Table:
+    """The table of a Parquet file.
+
+    Args:
+        path: Where it is.
+        refusal: Makes the error of a file that cannot be read out of the reason.
+
+    Raises:
+        ShopGymError: pyarrow is not installed, or `refusal`'s.
+    """
+    pa, parquet = require_pyarrow()
+    try:
+        with open(path, "rb") as file:
+            return parquet.read_table(file)
+    except (OSError, pa.ArrowInvalid) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no whole Parquet file"
+        raise refusal(reason) from None
 
 
 def require_pyarrow() -> tuple[Any, Any]:

@@ -46,7 +46,7 @@ from trainers.goals import goal_notes, validation_source
 from trainers.launch import launch_with_ray
 from trainers.ranks import joined_ranks, set_threads
 from trainers.rollout_files import can_do_without, keep_rows, write_rows
-from trainers.rollouts import collect_over_ranks, failed_episodes
+from trainers.rollouts import collect_over_ranks, failed_episodes, unwritable_actions
 from trainers.row_modes import RowConfig, with_row_mode
 from trainers.run import Run, open_run, rollout_sampling
 from trainers.settings import Settings, flatten
@@ -125,7 +125,8 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
     )
     if filters.enable or settings.data.row_mode != "pad":
         figures |= batch_statistics(concatenate(played))
-    return batch, figures | changed | failed_episodes(run.collector, run.ranks) | run.collector.pop_seconds()
+    lost = failed_episodes(run.collector, run.ranks) | unwritable_actions(run.grammar, run.ranks)
+    return batch, figures | changed | lost | run.collector.pop_seconds()
 
 
 def learn(run: Run, update: int, batch: StepBatch) -> dict[str, float]:

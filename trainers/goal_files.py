@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollout.storage import require_pyarrow
+from rollout.storage import read_table, require_pyarrow
 from trainers.files import write_atomically
 from trainers.settings import EnvSettings, SettingsError
 from trainers.worlds import SeedWorld, goal_ids, is_shop
@@ -118,15 +118,12 @@ _AGAIN = "make a list for this run with python -m data.prepare"
 
 
 def _rows(path: Path, key: str) -> dict[str, list[Any]]:
-    pa, parquet = require_pyarrow()
-    try:
-        with open(path, "rb") as file:
-            table = parquet.read_table(file)
-    except (OSError, pa.ArrowInvalid) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no whole Parquet file"
-        raise SettingsError(
+    table = read_table(
+        path,
+        lambda reason: SettingsError(
             f"{key}: {path} cannot be read ({reason}); make it with python -m data.prepare, or leave it out"
-        ) from None
+        ),
+    )
     found = json.loads((table.schema.metadata or {}).get(b"shopgym_goal_list", b"{}")).get("format")
     missing = [column for column in COLUMNS if column not in table.column_names]
     if found != FORMAT or missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rollout.collector import TrajectoryCollector
+from rollout.constrained import ActionGrammar
 from rollout.flatten import concatenate
 from rollout.types import Policy, SamplingParams, StepBatch
 from trainers.ranks import Ranks
@@ -47,3 +48,14 @@ def failed_episodes(collector: TrajectoryCollector, ranks: Ranks) -> dict[str, f
     """How many episodes were left out on any rank since this was last asked, as a figure; all ranks must ask."""
     (num,) = ranks.sum([collector.pop_failed_episodes()])
     return {"rollout/failed_episodes": float(num)}
+
+
+def unwritable_actions(grammar: ActionGrammar | None, ranks: Ranks) -> dict[str, float]:
+    """How many actions of pages so far no reply can take, over all ranks, as a figure; nothing where there are none.
+
+    All ranks must ask, and all have a grammar or none. They are actions that the tokenizer does not give back.
+    """
+    if grammar is None:
+        return {}
+    num = len(set().union(*ranks.gather(grammar.left_out)))
+    return {"rollout/unwritable_actions": float(num)} if num else {}

@@ -59,6 +59,7 @@ class Run:
     directory: Path
     world: World
     tokenizer: PreTrainedTokenizerBase
+    grammar: ActionGrammar | None
     goals: GoalOrder
     collector: TrajectoryCollector
     engine: Engine
@@ -131,6 +132,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
             directory=directory,
             world=world,
             tokenizer=tokenizer,
+            grammar=grammar,
             goals=goals,
             collector=collector,
             engine=engine,

@@ -20,6 +20,8 @@ from trainers.models import (
     save_policy,
     train_tokenizer,
 )
+from trainers.ranks import start_ranks
+from trainers.rollouts import unwritable_actions
 
 TEXTS = ["task: find a red mug 128 oz\npage: start", "click[buy now] click[< prev] search[red mug]"] * 20
 
@@ -129,8 +131,10 @@ def test_an_action_that_the_tokenizer_normalises_is_left_out_of_its_page(tokeniz
     composed, decomposed = "click[caf\u00e9]", "click[cafe\u0301]"
     page = ("click[buy now]", composed, decomposed)
     assert grammar.left_out == set()
+    assert unwritable_actions(grammar, start_ranks()) == {}
     allowed = grammar.allowed_ids(page, grammar.encode_reply(composed))
     assert grammar.left_out == {decomposed}
+    assert unwritable_actions(grammar, start_ranks()) == {"rollout/unwritable_actions": 1.0}
     without = grammar.allowed_ids(page[:2], grammar.encode_reply(composed))
     assert [ids.tolist() for ids in allowed] == [ids.tolist() for ids in without]
     with pytest.raises(NotLosslessError, match="does not give"):
