@@ -82,13 +82,23 @@ def test_advantages(tmp_path: Path) -> None:
 def test_the_speed_of_an_update(tmp_path: Path) -> None:
     printed, result = run_benchmark(tmp_path, "gpu/update_speed.py", "--learn-only", "--tiny", "--profile")
     assert "| recipe | learn |" in printed and "| 16k+plain | reference |" in printed
-    assert result["measured_rows"]["rows"] == result["update"]["rows"] == 12
+    assert result["measured_rows"]["rows"] == result["update"]["rows"] > 12
     for measured in result["variants"].values():
         work = {phase: rate["model_tflop"] for phase, rate in measured["rates"].items()}
         assert work["learn"] == pytest.approx(3 * work["reference"], abs=2e-6), "a forward pass is a third of it"
         assert measured["kernels_of_learn"]["top"][0]["ms"] > 0
     losses = [measured["metrics"]["actor/loss"] for measured in result["variants"].values()]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5), "variants change the speed alone"
+
+
+def test_the_speed_of_whole_updates(tmp_path: Path) -> None:
+    printed, result = run_benchmark(tmp_path, "gpu/update_speed.py", "--tiny")
+    assert "the first update" in printed and "| learn |" in printed
+    first, second = result["updates"]
+    assert first["size"]["episodes"] == 4 and first["size"]["rows"] > 8
+    assert 10 < second["size"]["reply_tokens_mean"] < 40, "as long as was asked for, whatever the model would write"
+    assert second["size"]["won_frac"] > 0 and second["metrics"]["actor/optimizer_steps"] > 1
+    assert second["update_s"] >= sum(second["s"].values()) - 0.01
 
 
 def test_several_gpus(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How fast is one update of the published recipe's shape on one GPU, phase by phase, and what share of its peak?
 
+    python benchmarks/gpu/update_speed.py --data DIR                      whole updates of the trainer, vLLM included
     python benchmarks/gpu/update_speed.py --learn-only                    the actor and the reference, no engine
     python benchmarks/gpu/update_speed.py --learn-only --model smollm2    the small recipe's shape
     python benchmarks/gpu/update_speed.py --learn-only --tiny             a smoke run on a CPU
@@ -7,9 +8,10 @@
 Weights are random. Episodes are real ones of the recipe's shop: at each step a scripted action is played, the oracle's
 or, for a share of the steps (`--wander`), any other of the page, so that most episodes of the published shape use up
 their steps, some win, and groups differ. The tokenizer is learnt on their prompts (3.2 characters a token on the
-original's products, about what tokenizers of language models need). Replies are random tokens, their lengths drawn
-around `--reply-tokens`, as a policy that thinks writes them; where decoding is constrained, they are the scripted
-action as the grammar writes it.
+original's products, about what tokenizers of language models need). In whole updates the engine writes each reply and
+the trainer learns from what it wrote; the environment alone is told the scripted action. With `--learn-only` replies
+are random tokens. Their lengths are drawn around `--reply-tokens`, as a policy that thinks writes them. Where decoding
+is constrained, the engine's own actions are played, and without an engine the scripted ones.
 
 Variants are words joined by `+`, each of which changes settings of the recipe (WORDS; `recipe` changes none). FLOPs are
 those that the model needs, whatever is computed again: forward 2 n T + 2 V H R + 2 l d sum(L^2), learning three times
@@ -25,12 +27,13 @@ import copy
 import gc
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -43,12 +46,15 @@ from env_manager import EnvManager
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.constrained import ActionGrammar
 from rollout.engines.prompts import PromptEncoder
-from rollout.types import Generation, GenerationRequest, NoiseKey, SamplingParams, StepBatch
+from rollout.statistics import with_statistics
+from rollout.types import Engine, Generation, GenerationRequest, NoiseKey, SamplingParams, StepBatch, StreamingPolicy
 from trainers.actor import Actor, ActorConfig, Reference
 from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.demonstrations import demonstrate
-from trainers.models import train_tokenizer
-from trainers.ranks import Ranks, start_ranks, stop_ranks
+from trainers.gigpo_fsdp import collect, learn
+from trainers.models import save_policy, train_tokenizer
+from trainers.ranks import Ranks, joined_ranks, start_ranks, stop_ranks
+from trainers.run import Run, open_run, rollout_sampling
 from trainers.scoring import Collator, MicroBatch, Pairs, distinct_pairs
 from trainers.settings import Settings, resolve
 from trainers.sharding import checkpoint_layers, compile_layers
@@ -115,14 +121,15 @@ SMOLLM2 = Shape(
     },
     wander=0.25,
     rows=100_000,
-    variants=("recipe", "plain", "compile+plain", "128k+compile+plain"),
+    variants=("recipe", "compile", "128k+compile"),
+    settings=("env.reward=score",),  # random weights win nothing: there would be no advantage
 )  # fmt: skip
 TINY_CONFIG = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 4_096,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 4_096,
 }  # fmt: skip
 TINY_SETTINGS = (
-    *("data.train_batch_size=2", "env.rollout.n=2", "env.max_steps=3"),
+    *("data.train_batch_size=2", "env.rollout.n=2", "env.max_steps=6"),
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
 )
 SHAPES = {"qwen": QWEN, "smollm2": SMOLLM2}
@@ -162,6 +169,53 @@ class Script:
     @staticmethod
     def _rng(noise: NoiseKey, what: int) -> np.random.Generator:
         return np.random.default_rng((what, noise.seed, noise.update, noise.episode, noise.step))
+
+
+class ScriptedEngine:
+    """An engine whose replies are kept as they were sampled, while the environments get a scripted action."""
+
+    def __init__(self, engine: Any, script: Script) -> None:
+        self.engine, self.script = engine, script
+        self.script_s = 0.0
+        """Seconds spent on the script, which collecting includes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
+        """For engines that answer whole lists: as long as the longest is to be, then cut."""
+        lengths = [self.script.length(request.noise, params.max_tokens) for request in requests]
+        written = self.engine.generate(requests, replace(params, max_tokens=max(lengths)))
+        return [
+            self._told(request, replace(reply, reply_ids=reply.reply_ids[:length], log_probs=reply.log_probs[:length]))
+            for request, reply, length in zip(requests, written, lengths, strict=True)
+        ]
+
+    def _told(self, request: GenerationRequest, written: Generation) -> Generation:
+        began = time.perf_counter()
+        text = self.script.text(self.script.action(request.noise))
+        self.script_s += time.perf_counter() - began
+        return replace(written, text=text, is_cut=False)
+
+
+class StreamingScriptedEngine(ScriptedEngine):
+    """The same for an engine that takes requests while others are being answered."""
+
+    def __init__(self, engine: Any, script: Script) -> None:
+        super().__init__(engine, script)
+        self.asked: dict[int, GenerationRequest] = {}
+
+    def submit(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[int]:
+        numbers = []
+        for request in requests:
+            length = self.script.length(request.noise, params.max_tokens)
+            (number,) = self.engine.submit([request], replace(params, max_tokens=length))
+            self.asked[number] = request
+            numbers.append(number)
+        return numbers
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        return [(number, self._told(self.asked.pop(number), written)) for number, written in self.engine.poll()]
 
 
 class RandomTokens:
@@ -528,6 +582,138 @@ def learn_only(shape: Shape, arguments: argparse.Namespace, extra: Sequence[str]
         stop_ranks()
 
 
+def make_policy(shape: Shape, settings: Settings, directory: Path) -> None:
+    """A directory with random weights in bfloat16 and the tokenizer of the recipe's prompts."""
+    model = make_model(shape, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    tokenizer = learn_tokenizer(shape, settings)
+    model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    save_policy(
+        directory,
+        config=model.config,
+        state_dict=model.state_dict(),
+        tokenizer=tokenizer,
+        made={},
+        dtype=torch.bfloat16,
+    )
+
+
+def whole_updates(shape: Shape, arguments: argparse.Namespace, extra: Sequence[str], result: dict[str, Any]) -> None:
+    """Updates of the trainer with one variant's settings: one that warms up, and those that are measured."""
+    (name,) = arguments.variants or ["recipe"]
+    with tempfile.TemporaryDirectory() as scratch, joined_ranks("cpu" if arguments.tiny else "auto") as ranks:
+        result["peak_tflops"] = round(peak_tflops(ranks.device), 2)
+        say(f"peak {result['peak_tflops']} TFLOP/s; random weights of {shape.config}")
+        words = (
+            *("trainer.logger=[console]", "trainer.val_before_train=false", "trainer.test_freq=-1"),
+            *(f"trainer.output_dir={scratch}/run", f"actor_rollout_ref.model.path={scratch}/policy"),
+            *(() if arguments.tiny else ("actor_rollout_ref.rollout.name=vllm",)),
+        )
+        settings = settings_of_variant(shape, name, [*words, *extra])
+        make_policy(shape, settings, Path(scratch) / "policy")
+        began = time.perf_counter()
+        run = open_run(settings, ranks)
+        try:
+            result |= {"variant": name, "opened_s": round(time.perf_counter() - began, 1), "updates": []}
+            say(f"opened in {result['opened_s']} s")
+            scripted = None
+            if not settings.actor_rollout_ref.rollout.constrained:
+                kind = StreamingScriptedEngine if isinstance(run.engine, StreamingPolicy) else ScriptedEngine
+                script = Script(
+                    manager=run.collector.manager,
+                    oracle=OraclePolicy(open_shop_world(settings.env)),
+                    wander=shape.wander,
+                    reply_tokens=arguments.reply_tokens,
+                )
+                scripted = kind(run.engine, script)
+                run.engine = cast("Engine", scripted)
+            for update in range(1 + arguments.updates):
+                measured, batch = measure_update(run, update, shape, result["peak_tflops"])
+                if scripted is not None:
+                    measured["script_s"], scripted.script_s = round(scripted.script_s, 3), 0.0
+                result["updates"].append(measured)
+                print_update(measured, is_warm=update > 0)
+                keep(result, arguments.out)
+            if isinstance(run.engine, StreamingPolicy):
+                result["all_prompts_at_once"] = at_once(run, batch, measured["metrics"])
+                say(f"all prompts at once: {result['all_prompts_at_once']}")
+        finally:
+            run.log.close()
+            run.engine.close()
+
+
+def measure_update(run: Run, update: int, shape: Shape, peak: float) -> tuple[dict[str, Any], StepBatch]:
+    """One pass of the main loop, as `gigpo_fsdp.train` makes it, timed by phase with the GPU's work."""
+    clock, settings = Clock(run.ranks.device), run.settings
+    began = time.perf_counter()
+    with clock.phase("collect"):
+        batch, metrics = collect(run, update, rollout_sampling(settings))
+        run.engine.sleep()
+    with clock.phase("old_log_probs"):
+        batch = run.actor.with_old_log_probs(batch)
+    if run.reference is not None:
+        with clock.phase("reference"):
+            batch = run.reference.with_log_probs(batch)
+    with clock.phase("advantages"):
+        batch = with_advantages(batch, AdvantageConfig.of(settings))
+    with clock.phase("learn"):
+        metrics |= learn(run, update, batch)
+    with clock.phase("load"):
+        run.engine.load_weights(run.actor.full_weights(run.engine.dtype), version=update + 1)
+    seconds = time.perf_counter() - began
+    measured = {
+        "s": rounded(clock.seconds),
+        "update_s": round(seconds, 3),
+        "peak_gib": rounded(clock.peak_gib),
+        "size": sizes(batch),
+        "metrics": with_statistics(batch, metrics) | run.engine.pop_seconds(),
+    }
+    passes = {
+        phase: clock.seconds[phase] for phase in ("old_log_probs", "reference", "learn") if phase in measured["s"]
+    }
+    rates = with_rates({"s": passes}, shape, batch, batch, peak)["rates"]
+    rates["collect"] = {
+        "sampled_tokens_per_s": round(sum(len(reply) for reply in batch.reply_ids) / clock.seconds["collect"]),
+        "prompt_tokens_per_s": round(sum(len(prompt) for prompt in batch.prompt_ids) / clock.seconds["collect"]),
+    }
+    return measured | {"rates": rates}, batch
+
+
+def at_once(run: Run, batch: StepBatch, metrics: dict[str, Any]) -> dict[str, float]:
+    """How long the engine takes where no prompt waits for an environment: the same prompts, replies as long."""
+    requests = [
+        GenerationRequest(prompt, NoiseKey(1, 0, int(episode), int(step)), admissible=admissible)
+        for prompt, episode, step, admissible in zip(
+            batch.prompt_ids, batch.episode_id, batch.step_index, batch.admissible, strict=True
+        )
+    ]
+    engine = getattr(run.engine, "engine", run.engine)
+    limit = run.settings.data.max_response_length
+    began = time.perf_counter()
+    waiting = set()
+    for request, reply in zip(requests, batch.reply_ids, strict=True):
+        length = limit if request.admissible is not None else len(reply)
+        waiting |= set(engine.submit([request], replace(rollout_sampling(run.settings), max_tokens=length)))
+    while waiting:
+        waiting -= {number for number, _ in engine.poll()}
+    seconds = time.perf_counter() - began
+    return {"s": round(seconds, 3), "collect_to_this": round(metrics["time/generate_s"] / seconds, 3)}
+
+
+def print_update(measured: dict[str, Any], *, is_warm: bool) -> None:
+    """The phases of an update as a table."""
+    size, metrics = measured["size"], measured["metrics"]
+    say(f"\n{'an update' if is_warm else 'the first update'}: {measured['update_s']} s; {size}")
+    say("| phase | s | tokens/s | % of peak | peak GiB |\n| --- | --- | --- | --- | --- |")
+    for phase, seconds in measured["s"].items():
+        rate = measured["rates"].get(phase, {})
+        tokens = rate.get("tokens_per_s") or rate.get("sampled_tokens_per_s")
+        share = f"{100 * rate['peak_frac']:.1f}" if "peak_frac" in rate else ""
+        memory = measured["peak_gib"].get(phase, 0.0)
+        say(f"| {phase} | {seconds:.3f} | {f'{tokens:,}' if tokens else ''} | {share} | {memory:.1f} |")
+    parts = {name: value for name, value in metrics.items() if name.startswith("time/")}
+    say("  " + ", ".join(f"{name.removeprefix('time/')} {value:.3f}" for name, value in sorted(parts.items())))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="qwen", help="whose recipe and shape")
@@ -548,10 +734,12 @@ def main() -> None:
     if arguments.wander is not None:
         shape = replace(shape, wander=arguments.wander)
     if arguments.tiny:
-        shape = replace(shape, config=shape.config | TINY_CONFIG, settings=TINY_SETTINGS)
+        shape = replace(shape, wander=0.3, config=shape.config | TINY_CONFIG, settings=shape.settings + TINY_SETTINGS)
     elif not torch.cuda.is_available():
         parser.error("there is no GPU; --tiny runs without one")
     extra = [*arguments.settings, *([f"env.webshop.data_dir={arguments.data}"] if arguments.data else [])]
+    if not arguments.learn_only and len(arguments.variants or ["recipe"]) > 1:
+        parser.error("--variants: whole updates take one variant a process")
     name = f"update_speed_{arguments.model}{'_learn' if arguments.learn_only else ''}"
     arguments.out = arguments.out or RESULTS / f"{name}.json"
     result = describe_machine("torch", "transformers")
@@ -565,7 +753,7 @@ def main() -> None:
         "reply_tokens": arguments.reply_tokens,
         "settings": {name: list(WORDS[name]) for name in WORDS},
     }
-    learn_only(shape, arguments, extra, result)
+    (learn_only if arguments.learn_only else whole_updates)(shape, arguments, extra, result)
     keep(result, arguments.out)
     say(f"\n{arguments.out}")
 
