@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollout.engines.hf import HFEngine
+from rollout.engines.led import LedEngine, RankGroups
 from rollout.engines.prompts import eos_ids
 from rollout.engines.vllm import VLLMConfig, VLLMEngine
 from rollout.noise import seed_of
 from rollout.types import NoiseKey
 from trainers.models import compute_dtype, load_model, locate
 from trainers.ranks import Ranks
-from trainers.settings import Settings
+from trainers.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,13 +32,14 @@ def open_engine(
 
     Args:
         settings: Which engine, and how much it takes.
-        ranks: Each has an engine of its own, on its device.
+        ranks: Each has an engine, or its part of one, on its device.
         policy: The model that will learn, still whole: says which weights there are and what ends a reply.
         tokenizer: The policy's.
         grammar: Of constrained decoding, where the settings ask for it.
     """
     rollout, model_path = settings.actor_rollout_ref.rollout, settings.actor_rollout_ref.model.path
     if rollout.name == "vllm":
+        num_parts = ranks_per_engine(settings)
         config = VLLMConfig(
             max_model_len=settings.data.max_prompt_length + settings.data.max_response_length,
             max_num_seqs=rollout.max_num_seqs,
@@ -47,8 +49,9 @@ def open_engine(
             enable_chunked_prefill=rollout.enable_chunked_prefill,
             free_cache_engine=rollout.free_cache_engine,
             seeded_replies=rollout.seeded_replies,
-            seed=seed_of(NoiseKey(settings.trainer.seed, 0, ranks.rank, 0)),
+            seed=seed_of(NoiseKey(settings.trainer.seed, 0, ranks.rank // num_parts, 0)),
             under_launcher=ranks.world > 1,
+            tensor_parallel_size=num_parts,
         )
         return _vllm_engine(config, model_path, policy, tokenizer, grammar, ranks)
     return HFEngine(
@@ -85,6 +88,28 @@ def open_fixed_engine(
     return engine
 
 
+def ranks_per_engine(settings: Settings) -> int:
+    """How many neighbouring ranks share an engine."""
+    rollout = settings.actor_rollout_ref.rollout
+    return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+
+
+def require_equal_parts(policy: PreTrainedModel, num_parts: int) -> None:
+    """Refuses a model whose attention heads cannot be shared out.
+
+    Raises:
+        SettingsError: Their number is not divided by that of the parts, or neither of the two numbers of keys and parts
+            divides the other.
+    """
+    heads = int(getattr(policy.config, "num_attention_heads", num_parts))
+    keys = int(getattr(policy.config, "num_key_value_heads", None) or heads)
+    if heads % num_parts or (keys % num_parts and num_parts % keys):
+        raise SettingsError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={num_parts} cannot share out the model's {heads} "
+            f"attention heads and {keys} heads of keys: take another number, or 1"
+        )
+
+
 def _vllm_engine(
     config: VLLMConfig,
     model_path: str,
@@ -92,8 +117,9 @@ def _vllm_engine(
     tokenizer: PreTrainedTokenizerBase,
     grammar: ActionGrammar | None,
     ranks: Ranks,
-) -> VLLMEngine:
-    return VLLMEngine(
+) -> VLLMEngine | LedEngine:
+    require_equal_parts(policy, config.tensor_parallel_size)
+    part = VLLMEngine(
         locate(model_path),
         tokenizer,
         config,
@@ -102,3 +128,4 @@ def _vllm_engine(
         device=ranks.device,
         grammar=grammar,
     )
+    return part if config.tensor_parallel_size == 1 else LedEngine(part, RankGroups(config.tensor_parallel_size))

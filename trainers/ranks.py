@@ -31,11 +31,12 @@ class Ranks:
         """True on the one rank that prints and writes files."""
         return self.rank == 0
 
-    def block(self, num: int) -> range:
-        """A contiguous share of `num` items, sizes differing by at most one."""
-        small, extra = divmod(num, self.world)
-        start = self.rank * small + min(self.rank, extra)
-        return range(start, start + small + (self.rank < extra))
+    def block(self, num: int, *, ranks_per_share: int = 1) -> range:
+        """A contiguous share of `num` items, sizes differing by at most one; so many neighbours have the same."""
+        number = self.rank // ranks_per_share
+        small, extra = divmod(num, self.world // ranks_per_share)
+        start = number * small + min(number, extra)
+        return range(start, start + small + (number < extra))
 
     def gather(self, item: Any) -> list[Any]:
         """The same item from every rank, by rank; all ranks must call it."""

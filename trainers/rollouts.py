@@ -1,4 +1,7 @@
-"""A rollout over the ranks: each plays whole groups, all get all rows."""
+"""A rollout over the ranks: each plays whole groups, all get all rows.
+
+Of ranks that share an engine the first plays, and the others follow it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import numpy as np
 
 from rollout.collector import TrajectoryCollector
 from rollout.constrained import ActionGrammar
+from rollout.engines.led import LedEngine
 from rollout.flatten import concatenate
 from rollout.types import Policy, SamplingParams, StepBatch
 from trainers.ranks import Ranks
@@ -24,13 +28,16 @@ def collect_over_ranks(
     first_group: int = 0,
     weight_version: int | None = None,
 ) -> StepBatch:
-    """Plays whole groups on each rank, then gives every rank all rows, by (episode_id, step_index).
+    """Plays whole groups with each engine, then gives every rank all rows, by (episode_id, step_index).
 
     Groups are numbered from `first_group` on. Where a `weight_version` is given, a policy of another is an error.
     """
-    mine = ranks.block(len(goals))
+    led = policy if isinstance(policy, LedEngine) else None
+    mine = ranks.block(len(goals), ranks_per_share=led.groups.size if led else 1)
     share = None
-    if len(mine):
+    if led and not led.groups.is_leader:
+        led.follow()
+    elif len(mine):
         share = collector.collect(
             goals[mine.start : mine.stop],
             policy,
@@ -41,6 +48,8 @@ def collect_over_ranks(
             first_episode=(first_group + mine.start) * group_size,
             weight_version=weight_version,
         )
+    if led and led.groups.is_leader:
+        led.has_played()
     return concatenate([part for part in ranks.gather(share) if part is not None])
 
 

@@ -23,7 +23,7 @@ from trainers.directory import (
     take_directory,
 )
 from trainers.display import RunLog
-from trainers.engines import open_engine
+from trainers.engines import open_engine, ranks_per_engine
 from trainers.evaluation import GoalList, goal_list_of, read_evaluation, require_same_goals
 from trainers.files import require_writable
 from trainers.goals import GoalOrder, goals_hash, training_goals, validation_goals
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trainers.worlds import World
 
 VALIDATION_ENVS = 128
-"""Validation episodes that a rank plays at once."""
+"""Validation episodes that an engine's rank plays at once."""
 
 
 @dataclass
@@ -112,9 +112,10 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     with ExitStack() as undo:  # what was opened is closed again if something later cannot be
         engine = open_engine(settings, ranks, policy, tokenizer, grammar)
         undo.callback(engine.close)
-        num_groups = -(-settings.data.train_batch_size // ranks.world)
+        num_engines = ranks.world // ranks_per_engine(settings)
+        num_groups = -(-settings.data.train_batch_size // num_engines)
         collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
-        validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(fixed) // ranks.world)))
+        validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(fixed) // num_engines)))
         actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)
         if checkpoint:
             restore(checkpoint, actor)
@@ -241,6 +242,12 @@ def check_ranks(settings: Settings, ranks: Ranks) -> None:
         raise SettingsError(
             f"trainer.nnodes={machines}: this machine has {here} of the {ranks.world} ranks, it should have "
             f"{ranks.world // machines}: start torchrun with --nnodes {machines} on each of them"
+        )
+    num_parts, here = ranks_per_engine(settings), ranks.world // machines
+    if here % num_parts:
+        raise SettingsError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={num_parts} ranks for each engine do not divide the "
+            f"{here} {'rank' if here == 1 else 'ranks'} of a machine: set it to 1, or take more ranks"
         )
 
 

@@ -401,7 +401,7 @@ class RolloutSettings:
         0.6, "share of the GPU for vllm while it is awake", above=0, at_most=1, needs=[VLLM]
     )
     tensor_model_parallel_size: int = setting(
-        1, "GPUs of one vllm engine", at_least=1, no_effect="each rank has an engine of its own on its GPU"
+        1, "ranks, and so GPUs, that share one vllm engine; must divide those of a machine", at_least=1, needs=[VLLM]
     )
     enforce_eager: bool = setting(False, "no CUDA graphs in vllm: starts sooner, generates slower", needs=[VLLM])
     free_cache_engine: bool = setting(True, "vllm gives its memory back while the actor learns", needs=[VLLM])

@@ -12,10 +12,11 @@ kill         SIGKILL to a rank in the middle of an update of the training comman
 scaling      an update of the published recipe with the same work on one rank and on all, by phase
 sync         weights from the sharded actor into each rank's engine, as the training command does it; where scaling is
              asked too, its run tells
+tensor_parallel  neighbours share an engine, two by two: how far its log-probs are from the actor's, and its speed
 
 Losses, uneven, checkpoint and kill measure no speed: where there are GPUs they are asked at the same time. The policy
-of losses, sync and scaling has random weights; decoding is constrained and the reward is the score, so that it acts,
-its groups differ, and there is something to learn from. Its replies run to their limit. Every answer is written as
+of losses and of the questions after kill has random weights and acts by constrained decoding. It earns nothing, so the
+advantages of scaling, sync and tensor_parallel are drawn; its replies run to their limit. Every answer is written as
 soon as it is there.
 """
 
@@ -44,6 +45,7 @@ import torch
 
 from rollout.engines.vllm_install import installed_vllm
 from trainers.checkpoint import find_checkpoint
+from trainers.trouble import ENGINE_GAP_NATS
 from webshop_env.errors import ShopGymError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +54,7 @@ from bench_vllm import PHASES, QWEN, SMALL  # noqa: E402
 from machine import RESULTS, describe_machine, run_script, write_result  # noqa: E402
 
 RANKS = Path(__file__).with_name("several_gpus_ranks.py")
-TRAIN = ROOT / "trainers" / "gigpo_fsdp.py"
+TRAIN, TRAIN_ON_ANYTHING = (str(ROOT / "trainers" / "gigpo_fsdp.py"),), (str(RANKS), "train")
 LOSS_TOLERANCE, NORM_TOLERANCE = 0.01, 0.02
 """Of losses (reward units and nats; theirs is about 1), and of gradient norms (share), in bfloat16."""
 EXACT = 1e-4
@@ -60,8 +62,8 @@ EXACT = 1e-4
 SYNC_TARGET_S, KILL_TARGET_S = 0.2, 60.0
 EFFICIENCY_TARGETS = {2: 0.85, 8: 0.75}
 RANDOM_POLICY = (
-    *("actor_rollout_ref.rollout.constrained=true", "env.reward=score", "trainer.test_freq=-1"),
-    *("trainer.val_before_train=false", "trainer.logger=[console]", "trainer.save_freq=-1"),
+    *("actor_rollout_ref.rollout.constrained=true", "trainer.logger=[console]"),
+    *("trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"),
 )
 
 
@@ -88,7 +90,10 @@ FULL = Size(
     ),
     engine=("actor_rollout_ref.rollout.gpu_memory_utilization=0.5",),
     small=("data.train_batch_size=16", "data.val_batch_size=16"),
-    limits_s={"losses": 180, "uneven": 180, "checkpoint": 240, "kill": 240, "scaling": 420, "sync": 240},
+    limits_s={
+        **{"losses": 180, "uneven": 180, "checkpoint": 240, "kill": 240},
+        **{"scaling": 420, "sync": 240, "tensor_parallel": 300},
+    },
 )
 TINY = Size(
     shape=SMALL | {"hidden_size": 128},
@@ -96,7 +101,7 @@ TINY = Size(
     update=("data.train_batch_size=4", "env.rollout.n=4", "env.max_steps=6"),
     engine=("actor_rollout_ref.rollout.gpu_memory_utilization=0.2",),
     small=("data.train_batch_size=4", "env.rollout.n=4", "data.val_batch_size=2"),
-    limits_s=dict.fromkeys(("losses", "uneven", "checkpoint", "kill", "scaling", "sync"), 400.0),
+    limits_s=dict.fromkeys(("losses", "uneven", "checkpoint", "kill", "scaling", "sync", "tensor_parallel"), 400.0),
 )
 
 
@@ -121,6 +126,7 @@ class Bench:
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         chosen = {
             **{"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"},
+            **{"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"},
             **{"PYTHONPATH": paths, "OMP_WAIT_POLICY": "PASSIVE"},
         }
         local = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
@@ -144,10 +150,11 @@ class Bench:
         self._wait(self.start(torchrun(num_ranks, str(RANKS), question, json.dumps(words)), name), limit_s, name)
         return dict(json.loads(answer.read_text(encoding="utf-8")))
 
-    def start_training(self, num_ranks: int, name: str, *words: str) -> subprocess.Popen[bytes]:
+    def start_training(
+        self, num_ranks: int, name: str, *words: str, script: tuple[str, ...] = TRAIN
+    ) -> subprocess.Popen[bytes]:
         """The training command on so many ranks."""
-        device = [f"trainer.n_gpus_per_node={num_ranks}"]
-        return self.start(torchrun(num_ranks, str(TRAIN), *words, *device), name)
+        return self.start(torchrun(num_ranks, *script, *words, f"trainer.n_gpus_per_node={num_ranks}"), name)
 
     def train(self, num_ranks: int, name: str, *words: str, limit_s: float) -> None:
         """The training command, to its end."""
@@ -157,7 +164,7 @@ class Bench:
         """Metrics of the first updates of a run, which is ended then: a checkpoint of it would tell nothing here."""
         run = self.scratch / name
         words = (*words, f"trainer.output_dir={run}", f"trainer.total_updates={self.num_updates + 1}")
-        process = self.start_training(num_ranks, name, *words)
+        process = self.start_training(num_ranks, name, *words, script=TRAIN_ON_ANYTHING)
         began, found = perf_counter(), []
         try:
             while len(found) < self.num_updates:
@@ -372,7 +379,6 @@ def ask_scaling(bench: Bench) -> dict[str, Any]:
             "seconds": seconds | {"all": sum(seconds.values())},
             "rows": mean(line["rollout/num_steps"] for line in lines),
             "tokens": mean(tokens_of(line) for line in lines),
-            "skipped_updates": sum(line["actor/update_skipped"] for line in lines),
             "lines": bench.lines[number],
         }
     one, many = (answer["by_ranks"][number] for number in (numbers[0], numbers[-1]))
@@ -382,8 +388,6 @@ def ask_scaling(bench: Bench) -> dict[str, Any]:
         if many["seconds"][phase]
     }
     answer["efficiency_per_token"] = answer["efficiency"]["all"] * many["tokens"] / one["tokens"]
-    if one["skipped_updates"] or many["skipped_updates"]:
-        say("scaling: an update had nothing to learn from, its time says little")
     target = EFFICIENCY_TARGETS.get(bench.num_ranks)
     return answer | {"target": target, "is_met": answer["efficiency"]["all"] >= target if target else None}
 
@@ -406,6 +410,24 @@ def ask_sync(bench: Bench) -> dict[str, Any]:
     return {"ranks": number, "seconds": seconds, "is_met": max(sync) < SYNC_TARGET_S if sync else None}
 
 
+def ask_tensor_parallel(bench: Bench) -> dict[str, Any]:
+    size, number = bench.size, bench.num_ranks
+    if not any(word.endswith("rollout.name=vllm") for word in size.engine) or number % 2:
+        return {"skipped": "no vLLM" if number % 2 == 0 else "an odd number of ranks", "is_met": None}
+    shared = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+    words = (*size.update, shared, *size.engine, *RANDOM_POLICY, f"actor_rollout_ref.model.path={bench.policy()}")
+    lines = bench.watch(number, "tensor_parallel", *words, limit_s=size.limits_s["tensor_parallel"])
+    gaps = {name: [line[f"actor/engine_gap_{name}"] for line in lines] for name in ("mean_nats", "max_nats")}
+    answer = {
+        "settings": list(words),
+        "engine_gap": gaps,
+        "collect_tokens_per_s": [line["time/collect_tokens_per_s"] for line in lines[1:]],
+        "sync_s": [line["time/engine_sync_s"] for line in lines[1:]],
+        "lines": lines,
+    }
+    return answer | {"is_met": max(gaps["mean_nats"]) < ENGINE_GAP_NATS}
+
+
 def mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
@@ -417,8 +439,9 @@ QUESTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "kill": ask_kill,
     "scaling": ask_scaling,
     "sync": ask_sync,
+    "tensor_parallel": ask_tensor_parallel,
 }
-TIMED = ("scaling", "sync")
+TIMED = ("scaling", "sync", "tensor_parallel")
 """Questions that need the machine to themselves."""
 
 
@@ -441,6 +464,14 @@ def print_table(result: dict[str, Any]) -> None:
 def figure(name: str, answer: dict[str, Any]) -> str:
     if "error" in answer:
         return answer["error"].splitlines()[0]
+    if "skipped" in answer:
+        return f"skipped: {answer['skipped']}"
+    if name == "tensor_parallel":
+        gaps = answer["engine_gap"]
+        return (
+            f"gap of engine and actor {max(gaps['mean_nats']):.2g} nats (mean), {max(gaps['max_nats']):.2g} (largest); "
+            f"{max(answer['collect_tokens_per_s']):.0f} tokens/s, sync {max(answer['sync_s']):.3f} s"
+        )
     if name == "losses":
         other, found = answer["gap_of_one_rank_otherwise"], answer["gap_of_all_ranks"]
         return (

@@ -1,6 +1,7 @@
 """What the ranks of `several_gpus.py` do, which starts them: python several_gpus_ranks.py QUESTION JSON-OF-ARGUMENTS.
 
-The first rank writes the answer as JSON to the file that the arguments call `answer`.
+The first rank writes the answer as JSON to the file that the arguments call `answer`. `train key=value ...` is the
+training command, with advantages that are drawn: a random policy earns nothing, and there would be nothing to learn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from rollout.types import StepBatch, ragged
 from trainers.actor import Actor, ActorConfig
 from trainers.checkpoint import RunState, restore, save_checkpoint
+from trainers.command import run_command
 from trainers.losses import LossConfig
 from trainers.models import load_model, load_tokenizer, save_policy
 from trainers.ranks import Ranks, joined_ranks, leave_process
@@ -48,6 +50,20 @@ def policy(arguments: Mapping[str, Any]) -> None:
         model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
     folder = Path(arguments["folder"])
     save_policy(folder, config=config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
+
+
+def train(words: list[str]) -> None:
+    """The training command; after the advantages were computed, others take their place."""
+    from trainers import gigpo_fsdp
+
+    compute = gigpo_fsdp.with_advantages
+
+    def drawn(batch: StepBatch, config: Any) -> StepBatch:
+        batch, rng = compute(batch, config), np.random.default_rng(len(batch))
+        return replace(batch, advantage=rng.normal(size=len(batch)).astype(np.float32))
+
+    gigpo_fsdp.with_advantages = drawn
+    run_command(lambda _: gigpo_fsdp.main(words))
 
 
 def losses(arguments: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
@@ -211,4 +227,7 @@ def main(question: str, arguments: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    if sys.argv[1] == "train":
+        train(sys.argv[2:])
+    else:
+        main(sys.argv[1], json.loads(sys.argv[2]))

@@ -19,6 +19,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,9 @@ class VLLMConfig:
     seed: int = 0
     """Of that one, with the version of the weights."""
     under_launcher: bool = False
-    """This process is one of several that share a torch process group (torchrun); each has an engine of its own."""
+    """This process is one of several that share a torch process group (torchrun)."""
+    tensor_parallel_size: int = 1
+    """Of these, so many neighbours hold a part of one engine each and must use it alike (`led.py`)."""
 
 
 @dataclass(slots=True)
@@ -258,6 +261,8 @@ class VLLMEngine:
     def close(self) -> None:
         """Ends vLLM; a process group that was there before it stays."""
         self.sleep()
+        if self.config.tensor_parallel_size > 1:
+            _drop_queue()
         if self._has_own_group:
             self._engine.engine_core.shutdown()
         else:
@@ -289,13 +294,24 @@ class VLLMEngine:
             arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
         if self.config.under_launcher:
             arguments["distributed_executor_backend"] = "external_launcher"
+        if self.config.tensor_parallel_size > 1:
+            arguments["tensor_parallel_size"] = self.config.tensor_parallel_size
+            arguments["async_scheduling"] = False  # what it does next depends on how fast a rank was
+            # NCCL alone adds up: the others need memory that does not sleep, or NVLink multicast.
+            arguments["disable_custom_all_reduce"] = True
+            arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
         if self.grammar is not None:
             from rollout.engines.vllm_mask import mask_class
 
             arguments["logits_processors"] = [mask_class(self.grammar)]
             arguments["async_scheduling"] = False  # a mask needs the token before it
+        shares_memory = self._is_cpu and self.config.tensor_parallel_size > 1
         try:
+            if shares_memory:
+                _forget_shared_memory(self.config.tensor_parallel_size)
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)  # sizes for throughput
+            if shares_memory:
+                _forget_shared_memory(self.config.tensor_parallel_size)
             if not self._has_own_group:
                 _keep_process_group(engine)
             if self._is_cpu:  # that build finds out at the first token whether it can run a model
@@ -426,6 +442,24 @@ def _keep_process_group(engine: Any) -> None:
     finalizer = getattr(engine.engine_core, "_finalizer", None)
     if finalizer is not None:
         finalizer.detach()
+
+
+def _forget_shared_memory(num_parts: int) -> None:
+    """Takes the name of the CPU build's memory between parts away, which is in use by then, or left from another run.
+
+    It is the same in every run, and who finds it there does not start.
+    """
+    rank = torch.distributed.get_rank()
+    first = rank - rank % num_parts
+    parts = "-".join(str(part) for part in range(first, first + num_parts))
+    Path(f"/dev/shm/-tp:0-[{parts}]-cpushm_{rank - first}").unlink(missing_ok=True)
+
+
+def _drop_queue() -> None:
+    """vLLM's own queue between parts of an engine: nothing is sent over it, its memory would be told as leaked."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    get_tp_group().mq_broadcaster = None
 
 
 def default_generator(device: torch.device) -> torch.Generator:

@@ -18,6 +18,7 @@ OLDEST = (0, 22)
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it compiles for minutes, and processed log-probs cannot use it
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # it needs NVLink multicast, which not every machine may use
 }
 _PAIRS = " or ".join(f"{package}=={number} with torch {torch}" for package, number, torch in TESTED.values())
 

@@ -34,7 +34,7 @@ from rollout.engines.vllm import VLLMConfig, VLLMEngine
 from rollout.types import ragged
 from trainers.actor import Actor, ActorConfig
 from trainers.lora import add_adapter
-from trainers.models import make_small_policy, save_policy, train_tokenizer
+from trainers.models import load_tokenizer, make_small_policy, save_policy, train_tokenizer
 from trainers.ranks import start_ranks
 from trainers.settings import ModelSettings
 from webshop_env.errors import ShopGymError
@@ -450,6 +450,24 @@ def test_an_evaluation_is_the_same_with_either_engine(tmp_path: Path) -> None:
     assert {name: mine[name] for name in columns} == {name: theirs[name] for name in columns}
     assert (mine["setup"]["engine"], theirs["setup"]["engine"]) == ("vllm", "hf")
     assert sum(mine["episode_length"]) > 6 and "cannot sleep" not in said
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda" and torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.timeout(900)
+def test_two_ranks_share_an_engine_and_play_what_one_plays(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("embedded")
+    model = make_small_policy(tokenizer, hidden=128, layers=2, heads=4, max_positions=1024)
+    save_policy(tmp_path / "policy", config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
+    words = (f"actor_rollout_ref.model.path={tmp_path / 'policy'}", "env.reward=score")
+    shared = (*words, "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
+    one, two = train(tmp_path / "one", *words), train(tmp_path / "two", *shared, ranks=2)
+    for alone, together in zip(one[:2], two[:2], strict=True):
+        assert together["actor/engine_gap_max_nats"] < CLOSE, "both parts have the newest weights"
+        assert together["rollout/num_episodes"] == 16 and together["rollout/generated_tokens"] > 100
+        if DEVICE.type == "cpu":
+            same = {key: value for key, value in alone.items() if key.startswith(("rollout/", "actor/"))}
+            assert {key: together[key] for key in same} == pytest.approx(same, abs=1e-4)
+    assert one[2]["validation/num_goals"] == two[2]["validation/num_goals"] == 6
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="GPUs take any head")

@@ -8,6 +8,7 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from data.prepare import main as prepare
 from rollout.engines import vllm_install
 from trainers import evaluation, gigpo_fsdp, sft
 from trainers.command import run_command
+from trainers.engines import require_equal_parts
 from trainers.models import make_small_policy, save_policy, train_tokenizer
 from trainers.ranks import Ranks
 from trainers.run import check_ranks
@@ -374,6 +376,29 @@ def test_ranks_that_are_on_other_machines_than_asked_for_are_refused(monkeypatch
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(ShopGymError, match="this machine has 4 of the 4 ranks, it should have 2"):
         check_ranks(two_machines, ranks)
+
+
+@pytest.mark.parametrize(("words", "fits"), [((), True), (("=3",), False), (("=2",), True), (("=8",), False)])
+def test_ranks_that_engines_cannot_share_are_refused(words, fits):
+    size = [f"actor_rollout_ref.rollout.tensor_model_parallel_size{word}" for word in words]
+    ranks = Ranks(0, 4, torch.device("cpu"), None)
+    check_ranks(resolve(size)[0], ranks)  # with transformers each rank has its own
+    settings = resolve([*size, "actor_rollout_ref.rollout.name=vllm"])[0]
+    if fits:
+        check_ranks(settings, ranks)
+    else:
+        with pytest.raises(ShopGymError, match="do not divide the 4 ranks of a machine"):
+            check_ranks(settings, ranks)
+
+
+@pytest.mark.parametrize(("num_parts", "fits"), [(1, True), (2, True), (3, False), (4, True), (8, False)])
+def test_models_whose_heads_cannot_be_shared_out_are_refused(num_parts, fits):
+    policy = SimpleNamespace(config=SimpleNamespace(num_attention_heads=12, num_key_value_heads=2))
+    if fits:
+        require_equal_parts(policy, num_parts)
+    else:
+        with pytest.raises(ShopGymError, match="cannot share out the model's 12 attention heads and 2 heads of keys"):
+            require_equal_parts(policy, num_parts)
 
 
 def test_a_place_without_permission_is_one_line(capsys):
