@@ -69,7 +69,7 @@ class Prompt:
 
 @lru_cache(maxsize=32)
 def load_template(name: str) -> Template:
-    """A packaged template by name ("think", "no_think", "compact") or any file by its path.
+    """A packaged template by name ("think", "no_think", "compact", "compact_listed") or any file by its path.
 
     Raises:
         ShopGymError: there is no such template, or the file is not one.
@@ -81,7 +81,8 @@ def load_template(name: str) -> Template:
         text = Path(name).read_text(encoding="utf-8")
     else:
         raise ShopGymError(
-            f"env.prompt: no template is called {name!r}; give think, no_think, compact or the path of a template file"
+            f"env.prompt: no template is called {name!r}; give think, no_think, compact, compact_listed or the path "
+            "of a template file"
         )
     return parse_template(text, name=name)
 

@@ -73,8 +73,9 @@ def machine(engine: str) -> dict[str, Any]:
 
 
 def engine_words(engine: str) -> list[str]:
-    """Settings of the engine."""
-    return [f"actor_rollout_ref.rollout.name={engine}"]
+    """Settings of the engine; vLLM draws all replies from one generator, which is faster."""
+    words = [f"actor_rollout_ref.rollout.name={engine}"]
+    return [*words, "actor_rollout_ref.rollout.seeded_replies=false"] if engine == "vllm" else words
 
 
 # ---------------------------------------------------------------------------------------------------------- start
@@ -201,7 +202,8 @@ class ArmRun:
         file.add_update(updates, wall_s, line)
         say(
             f"{self.args.name} seed {self.args.seed} update {updates}  {wall_s:.2f} s (collect "
-            f"{line.get('time/collect_s', 0):.2f} learn {line.get('time/learn_s', 0):.2f})  success "
+            f"{line.get('time/collect_s', 0):.2f} learn {line.get('time/learn_s', 0):.2f} load "
+            f"{line.get('time/load_s', 0):.2f})  success "
             f"{line['rollout/success_frac']:.3f}  impossible {line['rollout/impossible_action_frac']:.3f}  steps "
             f"{line['rollout/episode_length_steps']:.1f}  entropy {line.get('actor/entropy_nats', 0):.3f}  grad "
             f"{line.get('actor/grad_norm', 0):.2f}  {file.train_s:.0f}/{self.args.seconds:.0f} s"
@@ -377,8 +379,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     third.add_argument("files", nargs="+", type=Path, help="that arms wrote")
     third.add_argument("--out", type=Path, required=True, help="directory for learning.md and learning.png")
 
-    args, args.words = parser.parse_known_args(arguments)
-    for word in args.words:
+    args, words = parser.parse_known_args(arguments)
+    args.words = words
+    for word in words:
         if "=" not in word or word.startswith("-"):
             parser.error(f"{word!r} is neither an option nor a setting, key=value")
     if args.command == "report":

@@ -24,7 +24,7 @@ from webshop_env.shop import Shop
 
 TEMPERATURE = 0.4
 SEED = 0
-"""Of the sampling noise: the same for all arms and seeds, so that goals are paired as well as they can be."""
+"""Of the sampling noise: the same for all arms and seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,16 @@ def test_a_page_of_one_long_text_is_shortened_by_words() -> None:
     assert prompt.is_cut
 
 
+def test_the_compact_prompt_with_a_list_is_the_compact_one_and_the_actions() -> None:
+    for history in ([], HISTORY):
+        plain, listed = (
+            build_prompt(load_template(name), VIEW, history, step_number=len(history) + 1).text
+            for name in ("compact", "compact_listed")
+        )
+        actions = "\n".join(VIEW.admissible).lower()
+        assert VIEW.admissible and listed == f"{plain}\nactions:\n{actions}"
+
+
 def test_the_actions_are_shortened_last() -> None:
     template = load_template("no_think")
     view = PageView("the task", "page", ("page",), " ", frozenset(), tuple(f"click[{n}]" for n in range(50)))

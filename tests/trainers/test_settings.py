@@ -274,3 +274,10 @@ def test_the_command_ends_with_one_line_and_exit_code_2():
     )
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == ["error: unknown setting 'env.maxsteps'; did you mean 'env.max_steps'?"]
+
+
+def test_products_are_kept_apart_by_any_number_of_cuts() -> None:
+    assert resolve(["env.webshop.split_by=product:12"])[0].env.webshop.split_by == "product:12"
+    for wrong in ("products", "product:x", "goal:1"):
+        with pytest.raises(SettingsError, match=r"env.webshop.split_by must be goal, product, or product:NUMBER"):
+            resolve([f"env.webshop.split_by={wrong}"])
