@@ -260,6 +260,8 @@ def play_arm(args: argparse.Namespace) -> None:
     with joined_ranks() as ranks:
         run = open_run(settings, ranks)
         try:
+            for note in run.notes + run.engine.notes:
+                say(f"note: {note}")
             test = HeldOutGoals.of(settings, run.world, run.engine, ranks, num=args.test_goals)
             new = {
                 **machine(settings.actor_rollout_ref.rollout.name),

@@ -105,8 +105,10 @@ def results_table(arms: Sequence[Arm], ceilings: dict[str, Any]) -> str:
         main = mains.get((arm["place"], arm["seed"]))
         difference = ""
         if main is not None and main is not arm and main["goals"]["goal_id"] == arm["goals"]["goal_id"]:
-            before, after = (np.asarray(m["won"], dtype=bool) for m in (as_trained(main)[-1], last))
-            difference = points(paired_share_estimate(before, after))
+            # Arms of unlike lengths are compared after the same seconds, as near as there are measurements.
+            beside = min(as_trained(main), key=lambda m: abs(m["train_s"] - last["train_s"]))
+            before, after = (np.asarray(m["won"], dtype=bool) for m in (beside, last))
+            difference = f"{points(paired_share_estimate(before, after))} at {beside['train_s']:.0f} s"
         free = [m for m in arm["measurements"] if not m["constrained"] and m["updates"] == last["updates"]]
         seconds, over = arm["updates"]["wall_s"], " over products" if by_product(arm) else ""
         lines.append(
