@@ -82,7 +82,7 @@ def test_advantages(tmp_path: Path) -> None:
 
 def test_the_speed_of_an_update(tmp_path: Path) -> None:
     printed, result = run_benchmark(tmp_path, "gpu/update_speed.py", "--learn-only", "--tiny", "--profile")
-    assert "| recipe | learn |" in printed and "| 16k+plain | reference |" in printed
+    assert "| recipe | learn |" in printed and "| 16k+plain+packed | reference |" in printed
     assert result["measured_rows"]["rows"] == result["update"]["rows"] > 12
     for measured in result["variants"].values():
         work = {phase: rate["model_tflop"] for phase, rate in measured["rates"].items()}

@@ -24,6 +24,7 @@ from trainers import lora
 from trainers.losses import LossConfig, TokenLosses, kl_estimate, row_coefficients, token_losses
 from trainers.mismatch import MismatchTotals
 from trainers.offload import state_on
+from trainers.packing import is_packed
 from trainers.ranks import Ranks
 from trainers.scoring import (
     Collator,
@@ -137,7 +138,8 @@ class ShardedPolicy:
             sharding: How weights are kept; None takes the defaults.
         """
         self.ranks, self.max_rows, self.max_tokens = ranks, max_rows, max_tokens
-        self.collate = Collator(pad_id, ranks.device, grammar)
+        self.is_packed = is_packed(model)
+        self.collate = Collator(pad_id, ranks.device, grammar, is_packed=self.is_packed)
         self.scorer = shard(TokenScorer(model, temperature=temperature), ranks, sharding or ShardingConfig())
         self.scorer.eval()
 
@@ -202,10 +204,14 @@ class ShardedPolicy:
         plans = []
         for rank in range(self.ranks.world):
             mine = by_length[rank :: self.ranks.world]
-            packed = micro_batches_for(
-                self.ranks.device, pairs.lengths[mine], max_rows=max_rows, max_tokens=self.max_tokens
+            shares = micro_batches_for(
+                self.ranks.device,
+                pairs.lengths[mine],
+                max_rows=max_rows,
+                max_tokens=self.max_tokens,
+                is_packed=self.is_packed,
             )
-            plans.append([mine[positions] for positions in packed])
+            plans.append([mine[positions] for positions in shares])
         own = plans[self.ranks.rank]
         for number in range(max(len(plan) for plan in plans)):
             yield (own[number], True) if number < len(own) else (by_length[-1:], False)

@@ -31,6 +31,7 @@ from trainers.interrupts import Interrupts
 from trainers.lora import add_adapter
 from trainers.memory import memory_in_use
 from trainers.models import load_model, load_tokenizer, locate, refuse_other_prompts, weights_hash
+from trainers.packing import pack_sequences
 from trainers.ranks import Ranks
 from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
@@ -197,8 +198,7 @@ def open_learners(
     if model.lora_rank:
         return actor, WithoutAdapter(actor, max_rows=max_rows)
     frozen = load_model(model.path)
-    if settings.actor_rollout_ref.actor.use_torch_compile:
-        compile_layers(frozen)
+    prepare(frozen, settings)
     reference = Reference(
         frozen,
         ranks,
@@ -216,11 +216,18 @@ def policy_to_train(settings: Settings) -> PreTrainedModel:
     """The actor's model, full precision, compiled and with gradient checkpointing where the settings ask for it."""
     model = load_model(settings.actor_rollout_ref.model.path)
     require_plain_logits(model)
-    if settings.actor_rollout_ref.actor.use_torch_compile:
-        compile_layers(model)
+    prepare(model, settings)
     if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
         checkpoint_layers(model)
     return model
+
+
+def prepare(model: PreTrainedModel, settings: Settings) -> None:
+    """What actor and reference have in common: packed rows and compiled layers, where the settings ask for them."""
+    if settings.actor_rollout_ref.model.use_remove_padding:
+        pack_sequences(model)
+    if settings.actor_rollout_ref.actor.use_torch_compile:
+        compile_layers(model)
 
 
 def check_ranks(settings: Settings, ranks: Ranks) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 
 from rollout.types import StepBatch
 from trainers.output_layer import token_scores
+from trainers.packing import balanced_micro_batches, hidden_states
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -76,8 +77,12 @@ def distinct_pairs(batch: StepBatch) -> Pairs:
     return pairs
 
 
-def micro_batches_for(device: torch.device, lengths: np.ndarray, *, max_rows: int, max_tokens: int) -> list[np.ndarray]:
-    """Packs sequences of like length together as suits a device; see `micro_batches`."""
+def micro_batches_for(
+    device: torch.device, lengths: np.ndarray, *, max_rows: int, max_tokens: int, is_packed: bool = False
+) -> list[np.ndarray]:
+    """Shares sequences out as suits a device, or a model that takes packed rows; see `micro_batches`."""
+    if is_packed:
+        return balanced_micro_batches(lengths, max_rows=max_rows, max_tokens=max_tokens)
     if device.type == "cuda":
         return cheapest_micro_batches(lengths, max_rows=max_rows, max_tokens=max_tokens, pass_tokens=PASS_TOKENS_GPU)
     return micro_batches(lengths, max_rows=max_rows, max_tokens=max_tokens)
@@ -168,17 +173,31 @@ class TokenMask:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """Where the pairs of a micro-batch are that lie one after the other in a single row."""
+
+    positions: torch.Tensor
+    """int64 [1, L]: of each token in its own pair."""
+    begins: torch.Tensor
+    """int32 [U + 1]: where each pair begins, and L."""
+    longest: int
+    """Tokens of the longest pair."""
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Model input for some pairs: padded on the right, where a causal model never looks."""
+    """Model input for some pairs: padded on the right, where a causal model never looks, or packed in a single row."""
 
     input_ids: torch.Tensor
-    """int64 [B, L]."""
+    """int64 [B, L]; B is 1 where they are packed."""
     positions: torch.Tensor
     """int64 [T]: places in the flattened [B * L] whose output predicts a reply token."""
     targets: torch.Tensor
     """int64 [T]: those reply tokens."""
     mask: TokenMask | None
     """What the tokens were chosen from; None: the whole vocabulary."""
+    packed: Packed | None = None
+    """None: each pair has a row of its own."""
 
 
 def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -192,25 +211,33 @@ def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
 class Collator:
     """Makes micro-batches, remembering the masks of replies for the passes over the same rows that follow."""
 
-    def __init__(self, pad_id: int, device: torch.device, grammar: Grammar | None) -> None:
-        self.pad_id, self.device, self.grammar = pad_id, device, grammar
+    def __init__(self, pad_id: int, device: torch.device, grammar: Grammar | None, *, is_packed: bool = False) -> None:
+        """`is_packed` is for models that take packed rows (`packing.pack_sequences`)."""
+        self.pad_id, self.device, self.grammar, self.is_packed = pad_id, device, grammar, is_packed
         self._masks: dict[tuple[tuple[str, ...], bytes], list[np.ndarray]] = {}
 
     def __call__(self, pairs: Pairs, chosen: Sequence[int] | np.ndarray) -> MicroBatch:
         prompts = [pairs.prompts[u] for u in chosen]
         replies = [pairs.replies[u] for u in chosen]
-        longest = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
-        input_ids = np.full((len(chosen), longest), self.pad_id, dtype=np.int64)
+        lengths = np.asarray([len(p) + len(r) for p, r in zip(prompts, replies, strict=True)])
+        longest = int(lengths.max())
+        begins = np.cumsum([0, *lengths]) if self.is_packed else np.arange(len(chosen) + 1) * longest
+        input_ids = np.full(begins[-1], self.pad_id, dtype=np.int64)
         positions = []
-        for b, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
-            input_ids[b, : len(prompt)] = prompt
-            input_ids[b, len(prompt) : len(prompt) + len(reply)] = reply
-            positions.append(b * longest + len(prompt) - 1 + np.arange(len(reply)))
+        for begin, prompt, reply in zip(begins[:-1], prompts, replies, strict=True):
+            input_ids[begin : begin + len(prompt)] = prompt
+            input_ids[begin + len(prompt) : begin + len(prompt) + len(reply)] = reply
+            positions.append(begin + len(prompt) - 1 + np.arange(len(reply)))
+        packed = None
+        if self.is_packed:
+            own = np.concatenate([np.arange(length) for length in lengths])[None]
+            packed = Packed(self._tensor(own), on_device(begins.astype(np.int32), self.device), longest)
         return MicroBatch(
-            self._tensor(input_ids),
+            self._tensor(input_ids.reshape(1 if self.is_packed else len(chosen), -1)),
             self._tensor(np.concatenate(positions)),
             self._tensor(np.concatenate(replies)),
             self._mask(pairs, chosen),
+            packed,
         )
 
     def forget(self) -> None:
@@ -259,7 +286,11 @@ class TokenScorer(nn.Module):
     def forward(self, batch: MicroBatch, *, with_entropy: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability and entropy at each reply token, both float32 [T], of the distribution sampled from."""
         # No attention mask: padding is on the right, so that no reply token can see it.
-        hidden = self.policy.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [B, L, H]
+        if batch.packed is None:
+            hidden = self.policy.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [B, L, H]
+        else:
+            where = batch.packed
+            hidden = hidden_states(self.policy, batch.input_ids, where.positions, where.begins, where.longest)
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]  # [T, H]
         vocabulary = int(self.policy.config.get_text_config().vocab_size)
         return token_scores(

@@ -77,7 +77,6 @@ def setting(
     at_most: float | None = None,
     above: float | None = None,
     why_only: str = "",
-    no_effect: str = "",
     needs: Sequence[Need] = (),
 ) -> Any:
     """A dataclass field that carries its meaning and its range.
@@ -90,11 +89,10 @@ def setting(
         at_most: Largest value.
         above: Value that it must exceed.
         why_only: Why values outside `only` are refused.
-        no_effect: Why it does nothing, where it is only taken because others have it; the user is told so.
         needs: What must hold of other settings, all of it, or it does nothing; the user is told so.
     """
     limits = {"only": tuple(only), "at_least": at_least, "at_most": at_most, "above": above}
-    words = {"meaning": meaning, "why_only": why_only, "no_effect": no_effect, "needs": tuple(needs)}
+    words = {"meaning": meaning, "why_only": why_only, "needs": tuple(needs)}
     if dataclasses.is_dataclass(default):
         raise TypeError("groups are declared with group()")
     return field(default=default, metadata={**words, **limits})
@@ -308,7 +306,7 @@ class ModelSettings:
         needs=[LORA],
     )
     use_remove_padding: bool = setting(
-        True, "no padding to the longest row", no_effect="rows of like length share a micro-batch, always"
+        False, "rows of a pass one after the other, without padding; quick on a GPU in bfloat16 alone"
     )
 
 
@@ -643,7 +641,6 @@ def explain(settings: Any, sources: Mapping[str, str]) -> str:
     for key, f, value in leaves(settings):
         choices = f.metadata["only"]
         extra = f" [{' | '.join('null' if c is None else str(c) for c in choices)}]" if len(choices) > 1 else ""
-        extra += f"; taken, does nothing: {f.metadata['no_effect']}" if f.metadata["no_effect"] else ""
         extra += "".join(f"; counts with {need.words}" for need in f.metadata["needs"])
         extra += f"; does nothing in this command: {no_use[key]}" if key in no_use else ""
         lines.append(f"{key}={_text(value)}\n    {f.metadata['meaning']}{extra} (from {sources.get(key, 'default')})")
@@ -668,8 +665,8 @@ def _without_effect(settings: Any, given: Container[str]) -> list[str]:
         missing = [need.words for need in f.metadata["needs"] if not need.holds(values)]
         if value == f.default or not (isinstance(settings, Settings) or key in given):
             continue
-        if why := no_use.get(key) or f.metadata["no_effect"]:
-            notes.append(f"{key}={_text(value)} does nothing here: {why}")
+        if key in no_use:
+            notes.append(f"{key}={_text(value)} does nothing here: {no_use[key]}")
         elif missing:
             notes.append(f"{key}={_text(value)} does nothing here: it counts with {' and '.join(missing)}")
     return notes

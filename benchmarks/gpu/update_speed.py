@@ -54,10 +54,10 @@ from trainers.demonstrations import demonstrate
 from trainers.gigpo_fsdp import collect, learn
 from trainers.models import save_policy, train_tokenizer
 from trainers.ranks import Ranks, joined_ranks, start_ranks, stop_ranks
-from trainers.run import Run, open_run, rollout_sampling
+from trainers.run import Run, open_run, prepare, rollout_sampling
 from trainers.scoring import Collator, MicroBatch, Pairs, distinct_pairs
 from trainers.settings import Settings, resolve
-from trainers.sharding import checkpoint_layers, compile_layers
+from trainers.sharding import checkpoint_layers
 from trainers.worlds import make_grammar, make_manager, open_shop_world
 from webshop_env.errors import ShopGymError
 from webshop_env.policies import OraclePolicy
@@ -74,6 +74,7 @@ WORDS = {
     "plain": ("actor_rollout_ref.model.enable_gradient_checkpointing=false",),
     "checkpoint": ("actor_rollout_ref.model.enable_gradient_checkpointing=true",),
     "compile": ("actor_rollout_ref.actor.use_torch_compile=true",),
+    "packed": ("actor_rollout_ref.model.use_remove_padding=true",),
     "resident": ("actor_rollout_ref.ref.fsdp_config.param_offload=false",),
     "float32": ("actor_rollout_ref.actor.fsdp_config.dtype=float32",),
 }
@@ -110,7 +111,7 @@ QWEN = Shape(
     },
     wander=0.65,
     rows=128,
-    variants=("recipe", "16k+plain+resident", "16k+compile+plain+resident", "32k+compile+checkpoint+resident"),
+    variants=("recipe", "16k+packed+plain+resident", "32k+compile+resident", "16k+packed+compile+plain+resident"),
 )  # fmt: skip
 SMOLLM2 = Shape(
     recipe="webshop_smollm2_135m",
@@ -121,7 +122,7 @@ SMOLLM2 = Shape(
     },
     wander=0.25,
     rows=100_000,
-    variants=("recipe", "compile", "128k+compile"),
+    variants=("recipe", "compile", "packed+compile", "128k+packed+compile"),
     settings=("env.reward=score",),  # random weights win nothing: there would be no advantage
 )  # fmt: skip
 TINY_CONFIG = {
@@ -416,10 +417,9 @@ def measure_actor(
     config = ActorConfig.of(settings)
     model = make_model(shape, ranks.device)
     frozen = copy.deepcopy(model).cpu() if config.loss.use_kl_loss else None
-    if settings.actor_rollout_ref.actor.use_torch_compile:
-        compile_layers(model)
-        if frozen is not None:
-            compile_layers(frozen)
+    prepare(model, settings)
+    if frozen is not None:
+        prepare(frozen, settings)
     if settings.actor_rollout_ref.model.enable_gradient_checkpointing:
         checkpoint_layers(model)
     shared: dict[str, Any] = {
@@ -553,7 +553,7 @@ HEAD = (
 def learn_only(shape: Shape, arguments: argparse.Namespace, extra: Sequence[str], result: dict[str, Any]) -> None:
     """All variants of the actor and the reference on the same rows."""
     ranks = start_ranks("cpu" if arguments.tiny else "auto")
-    names = arguments.variants or (["recipe", "16k+plain"] if arguments.tiny else shape.variants)
+    names = arguments.variants or (["recipe", "16k+plain+packed"] if arguments.tiny else shape.variants)
     variants = {name: settings_of_variant(shape, name, extra) for name in names}
     try:
         result["peak_tflops"] = round(peak_tflops(ranks.device), 2)

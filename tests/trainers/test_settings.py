@@ -83,13 +83,8 @@ def test_numbers_as_published_scripts_write_them():
     assert settings.trainer.logger == ("console",)
 
 
-def test_a_setting_without_effect_is_noted_where_it_is_chosen():
+def test_the_default_run_has_nothing_to_note():
     assert resolve([])[1] == []
-    word = "actor_rollout_ref.model.use_remove_padding=false"
-    settings, notes, sources = resolve([word])
-    assert notes == [f"{word} does nothing here: rows of like length share a micro-batch, always"]
-    assert f"{word}\n" in explain(settings, sources)
-    assert f"does nothing: {notes[0].split(': ', 1)[1]}" in explain(settings, sources)
 
 
 ACTOR, ROLLOUT, GIGPO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.gigpo"
