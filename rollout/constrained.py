@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -136,9 +136,13 @@ class Cursor:
         Raises:
             ValueError: the token is not among the allowed ones.
         """
-        allowed = self.allowed()
-        at = int(allowed.searchsorted(token))
-        if at == len(allowed) or allowed[at] != token:
+        if self._phase in ("fixed", "close") and not self._node.opens_query:
+            is_allowed = token in self._node.children
+        else:
+            allowed = self.allowed()
+            at = int(allowed.searchsorted(token))
+            is_allowed = at < len(allowed) and allowed[at] == token
+        if not is_allowed:
             raise ValueError(f"token {token} at place {self._length} of the reply is not allowed by the page's actions")
         self._move(token)
 
@@ -227,7 +231,7 @@ class ActionGrammar:
         self.max_tokens = max_tokens
         self.eos = int(tokenizer.eos_token_id)
         self.left_out: set[str] = set()
-        self._token_cache: dict[str, tuple[int, ...]] = {}
+        self._token_cache: dict[str, tuple[int, ...] | None] = {}
         self._trie_cache: OrderedDict[tuple[str, ...], _Trie] = OrderedDict()
 
         self.think_head = self._tokens(_THINK_HEAD) if free_prefix else ()
@@ -332,15 +336,23 @@ class ActionGrammar:
         return [i for i in ids if free.is_free[i]]
 
     def _tokens(self, text: str) -> tuple[int, ...]:
-        if text not in self._token_cache:
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            if self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) != text:
-                raise NotLosslessError(
-                    f"constrained decoding: the tokenizer does not give {text!r} back after encoding; "
-                    "use one that is lossless, or set actor_rollout_ref.rollout.constrained=false"
-                )
-            self._token_cache[text] = tuple(int(i) for i in ids)
-        return self._token_cache[text]
+        self._tokenise([text])
+        tokens = self._token_cache[text]
+        if tokens is None:
+            raise NotLosslessError(
+                f"constrained decoding: the tokenizer does not give {text!r} back after encoding; "
+                "use one that is lossless, or set actor_rollout_ref.rollout.constrained=false"
+            )
+        return tokens
+
+    def _tokenise(self, texts: Iterable[str]) -> None:
+        """Remembers the tokens of texts, all at once; None for a text that does not come back."""
+        new = [text for text in texts if text not in self._token_cache]
+        if new:
+            rows = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            decoded = self.tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
+            for text, ids, back in zip(new, rows, decoded, strict=True):
+                self._token_cache[text] = tuple(int(i) for i in ids) if back == text else None
 
     def _deciding(self, root: _Node) -> tuple[int, ...]:
         deciding: set[int] = set()
@@ -367,6 +379,7 @@ class ActionGrammar:
             return self._trie_cache[admissible]
         root, rest = _Node(), 0
         room = self.max_tokens - len(self.think_head)
+        self._tokenise(self._lead + action + self.suffix for action in admissible if action != SEARCH)
         for action in admissible:
             if action == SEARCH:
                 length = len(self.search_head) + 1 + len(self.search_tail)
