@@ -6,6 +6,7 @@ training command, with advantages that are drawn: a random policy earns nothing,
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Mapping
@@ -94,6 +95,7 @@ def losses(arguments: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
             say(ranks, f"losses: {name}, update {number}: {steps[-1]}")
         answer[name] = steps
         del actor
+        gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return answer
