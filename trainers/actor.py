@@ -43,7 +43,7 @@ from trainers.settings import (
     Settings,
     TrainerSettings,
 )
-from trainers.sharding import ShardingConfig, full, like, reshard, shard
+from trainers.sharding import ShardingConfig, full, gathered_once, like, reshard, shard
 
 if TYPE_CHECKING:
     from torch import nn
@@ -151,11 +151,13 @@ class ShardedPolicy:
         """
         pairs = distinct_pairs(batch)
         found: dict[int, np.ndarray] = {}
-        for chosen, is_real in self._passes(pairs, np.arange(len(pairs)), max_rows=max_rows or self.max_rows):
-            log_probs, _ = self.scorer(self.collate(pairs, chosen), with_entropy=False)
-            if is_real:
-                cuts = np.cumsum([len(pairs.replies[u]) for u in chosen])[:-1]
-                found.update(zip(chosen.tolist(), np.split(log_probs.cpu().numpy(), cuts), strict=True))
+        passes = self._passes(pairs, np.arange(len(pairs)), max_rows=max_rows or self.max_rows)
+        with gathered_once(self.scorer, self.ranks.device):
+            for chosen, is_real in passes:
+                log_probs, _ = self.scorer(self.collate(pairs, chosen), with_entropy=False)
+                if is_real:
+                    cuts = np.cumsum([len(pairs.replies[u]) for u in chosen])[:-1]
+                    found.update(zip(chosen.tolist(), np.split(log_probs.cpu().numpy(), cuts), strict=True))
         everywhere = {u: row for share in self.ranks.gather(found) for u, row in share.items()}
         return ragged([everywhere[u] for u in pairs.of_row.tolist()])
 

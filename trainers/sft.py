@@ -164,7 +164,11 @@ def imitate(
     scorer = TokenScorer(model.requires_grad_(True).train(), temperature=1.0)
     collate = Collator(pad_id, device, grammar if settings.masked else None)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, betas=(0.9, 0.98)
+        model.parameters(),
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        betas=(0.9, 0.98),
+        fused=device.type == "cuda" or None,
     )
     rng = np.random.default_rng(settings.seed)
     lengths = rows.lengths

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +34,10 @@ class ShardingConfig:
     """Keep weights, and with them gradients and optimizer state, on the CPU; a layer visits the GPU when it is used."""
 
 
+WHOLE_COPY_FRAC = 0.125
+"""Share of a GPU's memory that a whole copy of a model in bfloat16 may take during passes without gradients."""
+
+
 def shard(scorer: TokenScorer, ranks: Ranks, config: ShardingConfig) -> TokenScorer:
     """Applies FSDP2 in place: each transformer layer is a unit, the rest (embeddings, norm, output) is the root's."""
     precision, offload = mixed_precision(config.dtype, ranks.device), OffloadPolicy()
@@ -50,6 +56,30 @@ def reshard(scorer: TokenScorer) -> None:
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+@contextmanager
+def gathered_once(scorer: TokenScorer, device: torch.device) -> Iterator[None]:
+    """For passes without gradients that follow one another: a layer's weights are gathered (and, where they wait on the
+    CPU, sent) for the first of them alone, if whole copies of all layers are small beside the memory of the GPU."""
+    num_bytes = 2 * sum(parameter.numel() for parameter in scorer.parameters())
+    units = [module for module in scorer.modules() if isinstance(module, FSDPModule) and module is not scorer]
+    is_small = num_bytes <= WHOLE_COPY_FRAC * memory_of(device)
+    if is_small:
+        for unit in units:
+            unit.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        if is_small:
+            for unit in units:
+                unit.set_reshard_after_forward(True, recurse=False)
+            reshard(scorer)
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of a GPU; 0 of anything else."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def mixed_precision(dtype: ComputeType, device: torch.device) -> MixedPrecisionPolicy:

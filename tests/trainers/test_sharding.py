@@ -135,3 +135,27 @@ def test_offloading_leaves_the_gpu_and_gives_its_numbers(make_actor, changes):
     for name, tensor in expected.items():
         if not name.endswith("k_proj.bias"):  # shifts all scores alike: its gradient is rounding, which AdamW blows up
             assert torch.allclose(got[name], tensor, atol=1e-4), name
+
+
+def test_weights_that_are_gathered_once_are_the_newest_and_leave_no_copies(make_actor, monkeypatch):
+    plain, actor = (make_actor(log_prob_micro_batch_size=1) for _ in range(2))
+    collate, are_whole = actor.collate, []
+
+    def watching(pairs, chosen):
+        layer = actor.scorer.policy.model.layers[0]
+        are_whole.append(not any(isinstance(parameter, DTensor) for parameter in layer.parameters()))
+        return collate(pairs, chosen)
+
+    for number in range(2):
+        monkeypatch.setattr("trainers.sharding.memory_of", lambda device: 0)
+        expected = plain.log_probs(rows(number))
+        monkeypatch.setattr("trainers.sharding.memory_of", lambda device: 10**9)
+        actor.collate = watching
+        got = actor.log_probs(rows(number))
+        actor.collate = collate
+        assert np.array_equal(np.concatenate(got), np.concatenate(expected)), "after a step, those of the step"
+        assert are_whole[0] is False and len(are_whole) > 1 and all(are_whole[1:])
+        assert all(isinstance(parameter, DTensor) for parameter in actor.scorer.parameters()), "sharded again"
+        are_whole.clear()
+        plain.update(rows(number))
+        actor.update(rows(number))
