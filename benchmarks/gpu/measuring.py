@@ -45,7 +45,13 @@ class HeldOutGoals:
         """The first `num` goals of the test split, or all of it where it is smaller; those of the published one are
         500."""
         goals = fixed_goals(world, "test", num)
-        manager = make_manager(settings.env, settings.data, min(len(goals), 512), count_tokens=engine.count_tokens)
+        manager = make_manager(
+            settings.env,
+            settings.data,
+            min(len(goals), 512),
+            count_tokens=engine.count_tokens,
+            encode_ahead=engine.encode_all,
+        )
         return cls(settings=settings, world=world, engine=engine, ranks=ranks, goals=goals, manager=manager)
 
     def named(self) -> dict[str, Any]:
