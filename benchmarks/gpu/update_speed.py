@@ -29,6 +29,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -183,6 +184,13 @@ class ScriptedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
+    @property
+    def weight_version(self) -> int:
+        return int(self.engine.weight_version)
+
+    def encode(self, prompt: str) -> np.ndarray:
+        return self.engine.encode(prompt)
+
     def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
         """For engines that answer whole lists: as long as the longest is to be, then cut."""
         lengths = [self.script.length(request.noise, params.max_tokens) for request in requests]
@@ -282,6 +290,13 @@ class CountingCollator:
 
     def forget(self) -> None:
         self.collate.forget()
+
+
+def give_back(device: torch.device) -> None:
+    """Memory that nobody holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def say(text: str) -> None:
@@ -413,6 +428,7 @@ def measure_actor(
     shape: Shape, settings: Settings, played: Played, rows: StepBatch, ranks: Ranks, *, num_updates: int, profile: bool
 ) -> dict[str, Any]:
     """Times of the passes over some rows with one variant's settings: old log-probs, reference, learning."""
+    torch._dynamo.reset()  # as in a process of its own
     began = time.perf_counter()
     config = ActorConfig.of(settings)
     model = make_model(shape, ranks.device)
@@ -479,7 +495,11 @@ def kernels_of(work: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     with torch.profiler.profile(activities=activities) as profiler, clock.phase("all"):
         work()
     by_name = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    found = [event for event in profiler.key_averages() if getattr(event, by_name) > 0]
+    found = [
+        event
+        for event in profiler.key_averages()
+        if getattr(event, by_name) > 0 and not getattr(event, "is_user_annotation", False)
+    ]
     events = sorted(found, key=lambda event: -getattr(event, by_name))
     total_us = sum(getattr(event, by_name) for event in events)
     return {
@@ -570,14 +590,13 @@ def learn_only(shape: Shape, arguments: argparse.Namespace, extra: Sequence[str]
                     shape, settings, played, rows, ranks, num_updates=arguments.updates, profile=arguments.profile
                 )
                 measured = with_rates(measured, shape, rows, played.batch, result["peak_tflops"])
-            except torch.OutOfMemoryError as error:
-                measured = {"error": f"out of memory: {str(error).splitlines()[0]}"}
+            except RuntimeError as error:  # no memory, or no compiler: the other variants may do
+                what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                measured = {"error": what, "traceback": traceback.format_exc()[-3000:]}
             result["variants"][name] = measured
             print_variant(name, measured)
             keep(result, arguments.out)
-            gc.collect()
-            if ranks.device.type == "cuda":
-                torch.cuda.empty_cache()
+            give_back(ranks.device)
     finally:
         stop_ranks()
 
@@ -610,6 +629,7 @@ def whole_updates(shape: Shape, arguments: argparse.Namespace, extra: Sequence[s
         )
         settings = settings_of_variant(shape, name, [*words, *extra])
         make_policy(shape, settings, Path(scratch) / "policy")
+        give_back(ranks.device)
         began = time.perf_counter()
         run = open_run(settings, ranks)
         try:
