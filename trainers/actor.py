@@ -150,14 +150,17 @@ class ShardedPolicy:
         `max_rows` is for this time in the place of the policy's own.
         """
         pairs = distinct_pairs(batch)
-        found: dict[int, np.ndarray] = {}
+        scored: list[tuple[np.ndarray, torch.Tensor]] = []
         passes = self._passes(pairs, np.arange(len(pairs)), max_rows=max_rows or self.max_rows)
         with gathered_once(self.scorer, self.ranks.device):
             for chosen, is_real in passes:
                 log_probs, _ = self.scorer(self.collate(pairs, chosen), with_entropy=False)
                 if is_real:
-                    cuts = np.cumsum([len(pairs.replies[u]) for u in chosen])[:-1]
-                    found.update(zip(chosen.tolist(), np.split(log_probs.cpu().numpy(), cuts), strict=True))
+                    scored.append((chosen, log_probs))
+        found: dict[int, np.ndarray] = {}
+        for chosen, log_probs in scored:  # at the end: a GPU need not be waited for between two passes
+            cuts = np.cumsum([len(pairs.replies[u]) for u in chosen])[:-1]
+            found.update(zip(chosen.tolist(), np.split(log_probs.cpu().numpy(), cuts), strict=True))
         everywhere = {u: row for share in self.ranks.gather(found) for u, row in share.items()}
         return ragged([everywhere[u] for u in pairs.of_row.tolist()])
 
