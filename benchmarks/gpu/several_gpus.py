@@ -112,13 +112,22 @@ class Failure(Exception):
 class Bench:
     """Starts ranks of this machine, and keeps what they say."""
 
-    def __init__(self, size: Size, *, num_ranks: int, scratch: Path, uses_gpu: bool, num_updates: int) -> None:
+    def __init__(
+        self,
+        size: Size,
+        *,
+        num_ranks: int,
+        scratch: Path,
+        uses_gpu: bool,
+        num_updates: int,
+        policy: Path | None = None,
+    ) -> None:
         self.size, self.num_ranks, self.scratch, self.uses_gpu = size, num_ranks, scratch, uses_gpu
         self.num_updates = num_updates
         self.device = "cuda" if uses_gpu else "cpu"
         self.lines: dict[int, list[dict[str, float]]] = {}
         """Updates of the published recipe that were measured, by number of ranks."""
-        self._policy, self._lock = scratch / "policy", Lock()
+        self._policy, self._lock = policy or scratch / "policy", Lock()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -370,7 +379,8 @@ def ask_scaling(bench: Bench) -> dict[str, Any]:
     words = (*size.update, *size.engine, *RANDOM_POLICY, f"actor_rollout_ref.model.path={bench.policy()}")
     for number in numbers:
         name = f"scaling_on_{number}"
-        bench.lines[number] = bench.watch(number, name, *words, limit_s=size.limits_s["scaling"])
+        if number not in bench.lines:
+            bench.lines[number] = bench.watch(number, name, *words, limit_s=size.limits_s["scaling"])
     answer: dict[str, Any] = {"settings": list(words), "warm_up_updates": 1, "by_ranks": {}}
     for number in numbers:
         lines = bench.lines[number][1:]
@@ -526,6 +536,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, help="how many; else all GPUs, or two where there is none")
     parser.add_argument("--only", default=",".join(QUESTIONS), help="questions, by commas")
     parser.add_argument("--updates", type=int, default=3, help="of scaling and sync; the first one warms up")
+    parser.add_argument(
+        "--one-rank", type=Path, help="result of --only scaling --ranks 1 --updates the same, not measured again"
+    )
+    parser.add_argument("--policy", type=Path, help="directory where the random policy is, or is kept for a next time")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--logs", type=Path, help="keep what the processes say there")
     arguments = parser.parse_args()
@@ -559,7 +573,17 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        bench = Bench(size, num_ranks=num_ranks, scratch=scratch, uses_gpu=uses_gpu, num_updates=arguments.updates)
+        bench = Bench(
+            size,
+            num_ranks=num_ranks,
+            scratch=scratch,
+            uses_gpu=uses_gpu,
+            num_updates=arguments.updates,
+            policy=arguments.policy,
+        )
+        if arguments.one_rank:
+            before = json.loads(arguments.one_rank.read_text(encoding="utf-8"))
+            bench.lines[1] = before["answers"]["scaling"]["by_ranks"]["1"]["lines"]
         try:
             answer_all(bench, names, keep)
         finally:
