@@ -152,7 +152,7 @@ class ShardedPolicy:
         pairs = distinct_pairs(batch)
         scored: list[tuple[np.ndarray, torch.Tensor]] = []
         passes = self._passes(pairs, np.arange(len(pairs)), max_rows=max_rows or self.max_rows)
-        with gathered_once(self.scorer, self.ranks.device):
+        with gathered_once(self.scorer, self.ranks):
             for chosen, is_real in passes:
                 log_probs, _ = self.scorer(self.collate(pairs, chosen), with_entropy=False)
                 if is_real:

@@ -59,12 +59,15 @@ def reshard(scorer: TokenScorer) -> None:
 
 
 @contextmanager
-def gathered_once(scorer: TokenScorer, device: torch.device) -> Iterator[None]:
+def gathered_once(scorer: TokenScorer, ranks: Ranks) -> Iterator[None]:
     """For passes without gradients that follow one another: a layer's weights are gathered (and, where they wait on the
-    CPU, sent) for the first of them alone, if whole copies of all layers are small beside the memory of the GPU."""
+    CPU, sent) for the first of them alone, if whole copies of all layers are small beside the memory of every GPU.
+
+    All ranks must come here.
+    """
     num_bytes = 2 * sum(parameter.numel() for parameter in scorer.parameters())
     units = [module for module in scorer.modules() if isinstance(module, FSDPModule) and module is not scorer]
-    is_small = num_bytes <= WHOLE_COPY_FRAC * memory_of(device)
+    is_small = ranks.all_of(num_bytes <= WHOLE_COPY_FRAC * memory_of(ranks.device))
     if is_small:
         for unit in units:
             unit.set_reshard_after_forward(False, recurse=False)
