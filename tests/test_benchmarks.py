@@ -90,6 +90,8 @@ def test_the_speed_of_an_update(tmp_path: Path) -> None:
         assert measured["kernels_of_learn"]["top"][0]["ms"] > 0
     losses = [measured["metrics"]["actor/loss"] for measured in result["variants"].values()]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5), "variants change the speed alone"
+    padding = [measured["learn_padding_frac"] for measured in result["variants"].values()]
+    assert padding[0] > 0 and padding[1] == 0
 
 
 def test_the_speed_of_whole_updates(tmp_path: Path) -> None:

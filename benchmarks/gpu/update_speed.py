@@ -280,12 +280,13 @@ class CountingCollator:
 
     def __init__(self, collate: Collator) -> None:
         self.collate = collate
-        self.passes = self.tokens = 0
+        self.passes = self.tokens = self.text_tokens = 0
 
     def __call__(self, pairs: Pairs, chosen: Sequence[int] | np.ndarray) -> MicroBatch:
         made = self.collate(pairs, chosen)
         self.passes += 1
         self.tokens += made.input_ids.numel()
+        self.text_tokens += int(pairs.lengths[chosen].sum())
         return made
 
     def forget(self) -> None:
@@ -464,7 +465,7 @@ def measure_actor(
         if reference is not None:
             with clock.phase("reference"):
                 batch = reference.with_log_probs(batch)
-        counted.passes = counted.tokens = 0
+        counted.passes = counted.tokens = counted.text_tokens = 0
         with clock.phase("learn"):
             metrics = actor.update(batch, seed=0, update=number)
         if number == 0:  # kernels were chosen or compiled, memory was taken
@@ -478,7 +479,7 @@ def measure_actor(
         "s": {phase: round(float(np.mean([run[phase] for run in runs])), 4) for phase in first},
         "peak_gib": rounded(clock.peak_gib),
         "learn_passes": counted.passes,
-        "learn_padding_frac": round(1 - float(distinct_pairs(rows).lengths.sum()) / counted.tokens, 4),
+        "learn_padding_frac": round(1 - counted.text_tokens / counted.tokens, 4),
         "metrics": {name: metrics[name] for name in ("actor/loss", "actor/grad_norm", "actor/optimizer_steps")},
     }
     if profile:
