@@ -28,6 +28,7 @@ import gc
 import json
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -253,8 +254,8 @@ class RandomTokens:
 class Clock:
     """Seconds and peak memory of phases, GPU work included."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, gauge: BusyGauge | None = None) -> None:
+        self.device, self.gauge = device, gauge
         self.seconds: dict[str, float] = {}
         self.peak_gib: dict[str, float] = {}
 
@@ -263,6 +264,8 @@ class Clock:
         self._wait()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        if self.gauge is not None:
+            self.gauge.phase = name
         began = time.perf_counter()
         yield
         self._wait()
@@ -273,6 +276,43 @@ class Clock:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+class BusyGauge:
+    """How much of the time a kernel ran, by the driver's own account, while a phase was going on.
+
+    The driver tells shares of its last sixth of a second or so: phases of a second and more are what this is good for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.phase = ""
+        self.percent: dict[str, list[int]] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> BusyGauge:
+        if self.device.type == "cuda":
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def pop(self) -> dict[str, float]:
+        """Mean share by phase since this was last asked."""
+        found, self.percent = self.percent, {}
+        return {phase: round(float(np.mean(values)) / 100, 3) for phase, values in found.items()}
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.2):
+            try:
+                percent = torch.cuda.utilization(self.device)
+            except (ModuleNotFoundError, RuntimeError):  # there is no library to ask
+                return
+            self.percent.setdefault(self.phase, []).append(percent)
 
 
 class CountingCollator:
@@ -648,7 +688,8 @@ def whole_updates(shape: Shape, arguments: argparse.Namespace, extra: Sequence[s
                 scripted = kind(run.engine, script)
                 run.engine = cast("Engine", scripted)
             for update in range(1 + arguments.updates):
-                measured, batch = measure_update(run, update, shape, result["peak_tflops"])
+                with BusyGauge(ranks.device) as gauge:
+                    measured, batch = measure_update(run, update, shape, result["peak_tflops"], gauge)
                 if scripted is not None:
                     measured["script_s"], scripted.script_s = round(scripted.script_s, 3), 0.0
                 result["updates"].append(measured)
@@ -662,9 +703,11 @@ def whole_updates(shape: Shape, arguments: argparse.Namespace, extra: Sequence[s
             run.engine.close()
 
 
-def measure_update(run: Run, update: int, shape: Shape, peak: float) -> tuple[dict[str, Any], StepBatch]:
+def measure_update(
+    run: Run, update: int, shape: Shape, peak: float, gauge: BusyGauge
+) -> tuple[dict[str, Any], StepBatch]:
     """One pass of the main loop, as `gigpo_fsdp.train` makes it, timed by phase with the GPU's work."""
-    clock, settings = Clock(run.ranks.device), run.settings
+    clock, settings = Clock(run.ranks.device, gauge), run.settings
     began = time.perf_counter()
     with clock.phase("collect"):
         batch, metrics = collect(run, update, rollout_sampling(settings))
@@ -685,6 +728,7 @@ def measure_update(run: Run, update: int, shape: Shape, peak: float) -> tuple[di
         "s": rounded(clock.seconds),
         "update_s": round(seconds, 3),
         "peak_gib": rounded(clock.peak_gib),
+        "busy_frac": gauge.pop(),
         "size": sizes(batch),
         "metrics": with_statistics(batch, metrics) | run.engine.pop_seconds(),
     }
@@ -724,13 +768,14 @@ def print_update(measured: dict[str, Any], *, is_warm: bool) -> None:
     """The phases of an update as a table."""
     size, metrics = measured["size"], measured["metrics"]
     say(f"\n{'an update' if is_warm else 'the first update'}: {measured['update_s']} s; {size}")
-    say("| phase | s | tokens/s | % of peak | peak GiB |\n| --- | --- | --- | --- | --- |")
+    say("| phase | s | tokens/s | % of peak | GPU busy % | peak GiB |\n| --- | --- | --- | --- | --- | --- |")
     for phase, seconds in measured["s"].items():
         rate = measured["rates"].get(phase, {})
         tokens = rate.get("tokens_per_s") or rate.get("sampled_tokens_per_s")
         share = f"{100 * rate['peak_frac']:.1f}" if "peak_frac" in rate else ""
+        busy = f"{100 * measured['busy_frac'][phase]:.0f}" if phase in measured["busy_frac"] else ""
         memory = measured["peak_gib"].get(phase, 0.0)
-        say(f"| {phase} | {seconds:.3f} | {f'{tokens:,}' if tokens else ''} | {share} | {memory:.1f} |")
+        say(f"| {phase} | {seconds:.3f} | {f'{tokens:,}' if tokens else ''} | {share} | {busy} | {memory:.1f} |")
     parts = {name: value for name, value in metrics.items() if name.startswith("time/")}
     say("  " + ", ".join(f"{name.removeprefix('time/')} {value:.3f}" for name, value in sorted(parts.items())))
 
