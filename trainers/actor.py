@@ -377,21 +377,23 @@ class Actor(ShardedPolicy):
         rows_of_pair: list[list[int]] = [[] for _ in range(len(pairs))]
         for row, pair in enumerate(pairs.of_row.tolist()):
             rows_of_pair[pair].append(row)
-        for chosen, is_real in self._passes(pairs, np.arange(len(pairs)), max_rows=self.config.micro_batch_size):
-            log_probs, entropy = self.scorer(self.collate(pairs, chosen))
-            members = [rows_of_pair[u] for u in chosen]
-            index = on_device(_tokens_of_rows([len(pairs.replies[u]) for u in chosen], members), log_probs.device)
-            loss = self._loss(
-                rows,
-                np.asarray([row for group in members for row in group]),
-                log_probs[index],
-                entropy[index],
-                coefficients if is_real else np.zeros_like(coefficients),
-                totals,
-            )
-            # FSDP averages gradients over the ranks; each rank holds its share of one sum.
-            (loss * self.ranks.world).backward()
-            sum_of_losses += loss.detach()
+        passes = self._passes(pairs, np.arange(len(pairs)), max_rows=self.config.micro_batch_size)
+        with gathered_once(self.scorer, self.ranks):
+            for chosen, is_real in passes:
+                log_probs, entropy = self.scorer(self.collate(pairs, chosen))
+                members = [rows_of_pair[u] for u in chosen]
+                index = on_device(_tokens_of_rows([len(pairs.replies[u]) for u in chosen], members), log_probs.device)
+                loss = self._loss(
+                    rows,
+                    np.asarray([row for group in members for row in group]),
+                    log_probs[index],
+                    entropy[index],
+                    coefficients if is_real else np.zeros_like(coefficients),
+                    totals,
+                )
+                # FSDP averages gradients over the ranks; each rank holds its share of one sum.
+                (loss * self.ranks.world).backward()
+                sum_of_losses += loss.detach()
         return float(sum_of_losses)
 
     def _loss(

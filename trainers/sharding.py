@@ -35,7 +35,7 @@ class ShardingConfig:
 
 
 WHOLE_COPY_FRAC = 0.125
-"""Share of a GPU's memory that a whole copy of a model in bfloat16 may take during passes without gradients."""
+"""Share of a GPU's memory that a whole copy of a model in bfloat16 may take between two passes."""
 
 
 def shard(scorer: TokenScorer, ranks: Ranks, config: ShardingConfig) -> TokenScorer:
@@ -60,23 +60,27 @@ def reshard(scorer: TokenScorer) -> None:
 
 @contextmanager
 def gathered_once(scorer: TokenScorer, ranks: Ranks) -> Iterator[None]:
-    """For passes without gradients that follow one another: a layer's weights are gathered (and, where they wait on the
-    CPU, sent) for the first of them alone, if whole copies of all layers are small beside the memory of every GPU.
+    """For passes between which no weight changes: weights are gathered (and, where they wait on the CPU, sent) for the
+    first of them alone, if a whole copy of the model is small beside the memory of every GPU.
 
     All ranks must come here.
     """
     num_bytes = 2 * sum(parameter.numel() for parameter in scorer.parameters())
-    units = [module for module in scorer.modules() if isinstance(module, FSDPModule) and module is not scorer]
+    units = [module for module in scorer.modules() if isinstance(module, FSDPModule)]
     is_small = ranks.all_of(num_bytes <= WHOLE_COPY_FRAC * memory_of(ranks.device))
-    if is_small:
-        for unit in units:
-            unit.set_reshard_after_forward(False, recurse=False)
+
+    def drop_after_pass(is_dropped: bool) -> None:
+        for unit in units if is_small else ():
+            unit.set_reshard_after_backward(is_dropped, recurse=False)
+            if unit is not scorer:  # FSDP2 keeps what is the root's after a forward pass in any case
+                unit.set_reshard_after_forward(is_dropped, recurse=False)
+
+    drop_after_pass(False)
     try:
         yield
     finally:
+        drop_after_pass(True)
         if is_small:
-            for unit in units:
-                unit.set_reshard_after_forward(True, recurse=False)
             reshard(scorer)
 
 

@@ -138,7 +138,7 @@ def test_offloading_leaves_the_gpu_and_gives_its_numbers(make_actor, changes):
 
 
 def test_weights_that_are_gathered_once_are_the_newest_and_leave_no_copies(make_actor, monkeypatch):
-    plain, actor = (make_actor(log_prob_micro_batch_size=1) for _ in range(2))
+    plain, actor = (make_actor(log_prob_micro_batch_size=1, micro_batch_size=1, mini_batch_size=2) for _ in range(2))
     collate, are_whole = actor.collate, []
 
     def watching(pairs, chosen):
@@ -146,16 +146,22 @@ def test_weights_that_are_gathered_once_are_the_newest_and_leave_no_copies(make_
         are_whole.append(not any(isinstance(parameter, DTensor) for parameter in layer.parameters()))
         return collate(pairs, chosen)
 
+    def learnt_from(learner: Actor, number: int) -> tuple[StepBatch, dict[str, float]]:
+        batch = learner.with_old_log_probs(rows(number))
+        return batch, learner.update(batch)
+
+    watching.forget = collate.forget
+    actor.collate = watching
     for number in range(2):
         monkeypatch.setattr("trainers.sharding.memory_of", lambda device: 0)
-        expected = plain.log_probs(rows(number))
+        expected, figures = learnt_from(plain, number)
         monkeypatch.setattr("trainers.sharding.memory_of", lambda device: 10**9)
-        actor.collate = watching
-        got = actor.log_probs(rows(number))
-        actor.collate = collate
-        assert np.array_equal(np.concatenate(got), np.concatenate(expected)), "after a step, those of the step"
-        assert are_whole[0] is False and len(are_whole) > 1 and all(are_whole[1:])
+        got, same = learnt_from(actor, number)
+        assert np.array_equal(np.concatenate(got.old_log_probs), np.concatenate(expected.old_log_probs))
+        assert same == figures and figures["actor/optimizer_steps"] == 2
         assert all(isinstance(parameter, DTensor) for parameter in actor.scorer.parameters()), "sharded again"
+        first_of_a_phase = [False, *[True] * (len(rows(number)) - 1)]
+        assert are_whole == first_of_a_phase + [False, True] * 2, "log-probs, and two steps of two passes"
         are_whole.clear()
-        plain.update(rows(number))
-        actor.update(rows(number))
+    whole = plain.full_state_dict()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in actor.full_state_dict().items())
