@@ -113,7 +113,7 @@ QWEN = Shape(
     },
     wander=0.65,
     rows=128,
-    variants=("recipe", "16k+packed+plain+resident", "32k+compile+resident", "16k+packed+compile+plain+resident"),
+    variants=("recipe", "16k+packed+plain+resident", "16k+packed+compile+plain+resident"),
 )  # fmt: skip
 SMOLLM2 = Shape(
     recipe="webshop_smollm2_135m",
@@ -124,7 +124,7 @@ SMOLLM2 = Shape(
     },
     wander=0.25,
     rows=100_000,
-    variants=("recipe", "compile", "packed+compile", "128k+packed+compile"),
+    variants=("recipe", "packed", "packed+compile"),
     settings=("env.reward=score",),  # random weights win nothing: there would be no advantage
 )  # fmt: skip
 TINY_CONFIG = {
