@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 NAME = "shopgym_packed"
 """Of the attention among those of transformers."""
+MORE_THAN_CAUSAL = ("sliding_window", "softcap", "s_aux")
+"""What layers of some models ask of an attention besides (a window, bounded scores, sinks), and ours does not do."""
 
 
 @torch.no_grad()
@@ -47,7 +49,7 @@ def pack_sequences(policy: PreTrainedModel) -> None:
     if kinds == {"full_attention"}:
         places = torch.cat([torch.arange(length, device=device) for length in lengths])[None]
         begins = torch.tensor([0, 5, 8], dtype=torch.int32, device=device)
-        with suppress(TypeError):  # the lengths did not arrive
+        with suppress(TypeError):  # the lengths did not arrive, or the layers ask for more than the attention does
             together = hidden_states(policy, ids, places, begins, max(lengths))
     if together is None or not torch.allclose(together, torch.cat(apart, dim=1), rtol=1e-3, atol=1e-3):
         raise ShopGymError(
@@ -107,7 +109,12 @@ def packed_attention(
 
     Returns:
         [1, T, A, D], and no weights.
+
+    Raises:
+        TypeError: The layer asks for more than causal attention.
     """
+    if more := [name for name in MORE_THAN_CAUSAL if kwargs.get(name) is not None]:
+        raise TypeError(f"packed attention is causal and no more, a layer asks for {more[0]}")
     if query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16):
         return flash_attention(query, key, value, cu_seq_lens_q, max_length_q, scaling), None
     parts = [

@@ -10,7 +10,7 @@ from small_rows import rows
 from trainers.actor import Actor, ActorConfig, UpdateTotals
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
-from trainers.packing import balanced_micro_batches, flash_attention, pack_sequences, packed_attention
+from trainers.packing import balanced_micro_batches, flash_attention, is_packed, pack_sequences, packed_attention
 from trainers.ranks import start_ranks
 from trainers.sharding import checkpoint_layers
 from webshop_env.errors import ShopGymError
@@ -87,6 +87,22 @@ def test_a_model_with_windows_is_refused():
     )
     with pytest.raises(ShopGymError, match="use_remove_padding: Qwen2ForCausalLM cannot take its sequences"):
         pack_sequences(Qwen2ForCausalLM(config).eval())
+
+
+def test_a_model_whose_layers_alone_know_of_a_window_is_refused():
+    """Its configuration lists no kinds of layers, and two short sequences would not show the difference."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    windowed, plain = (
+        MistralForCausalLM._from_config(MistralConfig(**sizes, **heads, sliding_window=window)).eval()
+        for window in (64, None)
+    )
+    with pytest.raises(ShopGymError, match="use_remove_padding: MistralForCausalLM cannot take its sequences"):
+        pack_sequences(windowed)
+    pack_sequences(plain)
+    assert is_packed(plain)
 
 
 def test_the_kernel_of_a_gpu_takes_what_the_layers_give():
