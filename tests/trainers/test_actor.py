@@ -18,6 +18,7 @@ from rollout.types import GenerationRequest, NoiseKey, SamplingParams, StepBatch
 from trainers.actor import Actor, ActorConfig, NotFinite, Reference, UpdateTotals
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
+from trainers.packing import pack_sequences
 from trainers.ranks import start_ranks
 from trainers.scoring import (
     MicroBatch,
@@ -132,6 +133,15 @@ def test_the_engine_and_the_trainer_speak_of_one_distribution(make_actor, batch)
     for got, expected in zip(found, batch.rollout_log_probs, strict=True):
         assert got == pytest.approx(expected, abs=2e-5)
     assert any((np.asarray(row) < -0.1).any() for row in found)
+
+
+def test_they_do_when_rows_are_packed(model, ranks, tokenizer, grammar, batch):
+    packed = copy.deepcopy(model)
+    pack_sequences(packed)
+    config = ActorConfig(log_prob_micro_batch_size=5)
+    actor = Actor(packed.requires_grad_(True), ranks, config, pad_id=tokenizer.pad_token_id, grammar=grammar)
+    for got, expected in zip(actor.log_probs(batch), batch.rollout_log_probs, strict=True):
+        assert got == pytest.approx(expected, abs=2e-5)
 
 
 def test_they_do_at_another_temperature_too(model, ranks, tokenizer, grammar, batch):
