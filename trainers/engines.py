@@ -8,8 +8,6 @@ from rollout.engines.hf import HFEngine
 from rollout.engines.led import LedEngine, RankGroups
 from rollout.engines.prompts import eos_ids
 from rollout.engines.vllm import VLLMConfig, VLLMEngine
-from rollout.noise import seed_of
-from rollout.types import NoiseKey
 from trainers.models import compute_dtype, load_model, locate
 from trainers.ranks import Ranks
 from trainers.settings import Settings, SettingsError
@@ -49,7 +47,6 @@ def open_engine(
             enable_chunked_prefill=rollout.enable_chunked_prefill,
             free_cache_engine=rollout.free_cache_engine,
             seeded_replies=rollout.seeded_replies,
-            seed=seed_of(NoiseKey(settings.trainer.seed, 0, ranks.rank // num_parts, 0)),
             under_launcher=ranks.world > 1,
             tensor_parallel_size=num_parts,
         )

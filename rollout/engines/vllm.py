@@ -9,8 +9,9 @@ While the actor learns the engine gives its memory back; the actor's new weights
 weights, then, when these are in it, the cache. vLLM's CPU build has no sleep: there memory stays with the engine.
 
 Replies are the same for the same requests in the same order on the same engine, since the seed of a reply comes from
-its name (`NoiseKey`), or where all replies share a generator, since that starts anew with each version of the weights;
-which tokens a seed draws is vLLM's business, so other engines draw others.
+its name (`NoiseKey`). Where all replies share a generator, the name of the first request that an idle engine gets seeds
+it: neither validations nor restarts change what a collection draws. Which tokens a seed draws is vLLM's business, so
+other engines draw others.
 """
 
 from __future__ import annotations
@@ -65,8 +66,6 @@ class VLLMConfig:
     """Give the memory back while the actor learns."""
     seeded_replies: bool = True
     """A generator for each reply, seeded by its name: a kernel more for each reply and token. False: one for all."""
-    seed: int = 0
-    """Of that one, with the version of the weights."""
     under_launcher: bool = False
     """This process is one of several that share a torch process group (torchrun)."""
     tensor_parallel_size: int = 1
@@ -168,6 +167,8 @@ class VLLMEngine:
         if self.weight_version < 0 or self._is_asleep:
             raise RuntimeError("the engine has no weights: load_weights gives it some, and wakes it")
         self._check(requests, params)
+        if requests and not self._waiting and not self.config.seeded_replies:
+            default_generator(self.device).manual_seed(seed_of(requests[0].noise))
         numbers = []
         for request in requests:
             number, self._num_requests = self._num_requests, self._num_requests + 1
@@ -239,8 +240,6 @@ class VLLMEngine:
                 _empty_cache()  # what gathering the weights took
                 self._engine.wake_up(["kv_cache"])
             self._is_asleep = False
-        if not self.config.seeded_replies:
-            default_generator(self.device).manual_seed(seed_of(NoiseKey(self.config.seed, version, 0, 0)))
 
     def sleep(self) -> None:
         """Gives the memory of weights and cache back, until `load_weights`; nothing happens where it cannot sleep."""

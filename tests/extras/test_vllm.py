@@ -204,18 +204,19 @@ def test_noise_has_a_name(engine) -> None:
     assert all(a.reply_ids.tolist() != b.reply_ids.tolist() for a, b in zip(once, other, strict=True))
 
 
-def test_a_shared_generator_starts_anew_with_each_version_of_the_weights(engine, monkeypatch) -> None:
+def test_a_shared_generator_is_seeded_by_the_first_request_of_an_idle_engine(engine, monkeypatch) -> None:
     monkeypatch.setattr(engine, "config", dataclasses.replace(engine.config, seeded_replies=False))
 
-    def written(version: int) -> list[list[int]]:
-        engine.load_weights(MODELS[0].state_dict(), version)
-        return [reply.reply_ids.tolist() for reply in engine.generate(requests(6), PARAMS)]
+    def written(asked: list[GenerationRequest]) -> list[list[int]]:
+        return [reply.reply_ids.tolist() for reply in engine.generate(asked, PARAMS)]
 
-    once, other, again = written(1), written(2), written(1)
-    assert once == again
-    assert all(a != b for a, b in zip(once, other, strict=True))
-    more = [reply.reply_ids.tolist() for reply in engine.generate(requests(6), PARAMS)]
-    assert all(a != b for a, b in zip(again, more, strict=True)), "the names of the replies draw nothing"
+    once, validation, other = written(requests(6)), written(requests(6, update=-1)), written(requests(6, update=1))
+    assert written(requests(6)) == once, "whatever came in between"
+    for different in (validation, other):
+        assert all(a != b for a, b in zip(once, different, strict=True))
+    assert written([*requests(1), *requests(6, update=1)[1:]]) == once, "the other names draw nothing"
+    engine.submit(requests(6), PARAMS)
+    assert written(requests(6)) != once, "it does not start anew amid replies"
 
 
 def test_replies_end_with_eos_or_are_cut(engine) -> None:
