@@ -234,3 +234,8 @@ def test_a_report_compares_arms_goal_by_goal_and_products_where_they_are_kept_ap
     assert "| 50.0 [0.0, 100.0] over products | 75.0" in printed, "of two products, with three goals and one"
     assert "| gigpo | 2 | 62.5 | 50.0 to 75.0 |" in printed
     assert (tmp_path / "report" / "learning.md").read_text().strip() == printed.strip()
+    (tmp_path / "broken.json").write_text("{")
+    command = (sys.executable, "benchmarks/gpu/learning.py", "report", *arms, str(tmp_path / "broken.json"))
+    refused = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "broken.json cannot be read as JSON" in refused.stderr

@@ -27,7 +27,7 @@ from time import perf_counter
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # as in the trainer's command
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # machine.py
 
 import torch

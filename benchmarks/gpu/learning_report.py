@@ -28,14 +28,21 @@ def read_arms(paths: Sequence[Path]) -> list[Arm]:
     """Files of arms, by name and seed; other JSON files are left out.
 
     Raises:
-        ShopGymError: There is none among them.
+        ShopGymError: There is none among them, or one cannot be read.
     """
-    contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    contents = [_content(path) for path in paths]
     arms = [content for content in contents if isinstance(content, dict) and content.get("measurements")]
     arms = [content for content in arms if "arm" in content]
     if not arms:
         raise ShopGymError("report: none of the files is an arm's; give those that learning.py arm wrote")
     return sorted(arms, key=lambda arm: (arm["arm"] != MAIN, arm["arm"], arm["seed"]))
+
+
+def _content(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ShopGymError(f"report: {path} cannot be read as JSON ({type(error).__name__}); leave it out") from None
 
 
 def as_trained(arm: Arm) -> list[dict[str, Any]]:
