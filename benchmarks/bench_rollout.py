@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="rollouts that are timed")
     parser.add_argument("--policy", choices=["hf", "vllm", "none"], default="hf", help="engine of the embedded policy")
     parser.add_argument("--no-script", action="store_true", help="leave the scripted policy out")
-    parser.add_argument("--out", type=Path, default=RESULTS / "bench_rollout.json")
+    parser.add_argument("--out", type=Path, help="JSON; results/bench_rollout.json or bench_rollout_vllm.json")
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     set_threads()
@@ -253,7 +253,8 @@ def main() -> None:
         "embedded_policy": None if options.policy == "none" else policy_rollout(options.policy),
     }
     print_tables(result)
-    write_result(result, options.out)
+    name = "bench_rollout_vllm" if options.policy == "vllm" else "bench_rollout"
+    write_result(result, options.out or RESULTS / f"{name}.json")
 
 
 if __name__ == "__main__":

@@ -167,12 +167,13 @@ def test_what_the_oracle_reaches(tmp_path: Path) -> None:
             assert oracle["success"]["mean"] == 1.0, "with the goal's options its own product scores 1"
 
 
-def learning(*arguments: str) -> str:
-    """What a command of the learning benchmark prints."""
+def learning(*arguments: str, code: int = 0) -> str:
+    """What a command of the learning benchmark prints, or the line with which it refuses."""
     command = (sys.executable, "benchmarks/gpu/learning.py", *arguments)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert done.returncode == code, done.stderr[-3000:]
+    assert code == 0 or done.stderr.count("\n") == 1
+    return done.stderr if code else done.stdout
 
 
 def test_learning_on_one_gpu(tmp_path: Path) -> None:
@@ -184,6 +185,7 @@ def test_learning_on_one_gpu(tmp_path: Path) -> None:
     arm = ("arm", "gigpo", "--start", start, "--out", out, "--runs", runs, *small)
     learning(*arm, "--updates", "1")
     printed = learning(*arm, "--updates", "2", "--measure-updates", "1")
+    assert "is an arm with env.max_steps=4; go on with the same words" in learning(*arm, "env.max_steps=5", code=2)
     result = json.loads((tmp_path / "out" / "gigpo_seed0.json").read_text())
     assert "gigpo: open after" in printed and "1 updates done" in printed, "it went on where it was stopped"
     updates = result["updates"]
@@ -235,7 +237,5 @@ def test_a_report_compares_arms_goal_by_goal_and_products_where_they_are_kept_ap
     assert "| gigpo | 2 | 62.5 | 50.0 to 75.0 |" in printed
     assert (tmp_path / "report" / "learning.md").read_text().strip() == printed.strip()
     (tmp_path / "broken.json").write_text("{")
-    command = (sys.executable, "benchmarks/gpu/learning.py", "report", *arms, str(tmp_path / "broken.json"))
-    refused = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert "broken.json cannot be read as JSON" in refused.stderr
+    refusal = learning("report", *arms, str(tmp_path / "broken.json"), "--out", str(tmp_path), code=2)
+    assert "broken.json cannot be read as JSON" in refusal

@@ -41,11 +41,16 @@ class ArmFile:
         """A new record, or that of an arm that goes on, without what came after its checkpoint.
 
         Raises:
-            ShopGymError: The arm goes on and its record is gone.
+            ShopGymError: The arm goes on and its record is gone, or it was begun with other settings, which it keeps.
         """
         content = new
         if paths[0].is_file():
             content = json.loads(paths[0].read_text(encoding="utf-8"))
+            if content["differs_in"] != new["differs_in"]:
+                raise ShopGymError(
+                    f"{paths[0].parent} is an arm with {' '.join(content['differs_in']) or 'no settings of its own'}; "
+                    "go on with the same words, or give another --label"
+                )
             kept = [i for i, update in enumerate(content["updates"]["update"]) if update <= updates_done]
             content["updates"] = {name: [column[i] for i in kept] for name, column in content["updates"].items()}
             content["measurements"] = [m for m in content["measurements"] if m["updates"] <= updates_done]
