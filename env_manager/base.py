@@ -79,7 +79,7 @@ class Observations:
     anchors: list[str]
     """The page without history."""
     admissible: list[tuple[str, ...]]
-    """The actions that the page offers."""
+    """The actions that the page offers and takes."""
     is_live: np.ndarray
     """bool [B]: the episode goes on."""
     prompt_is_cut: np.ndarray
@@ -341,7 +341,7 @@ class EnvManager:
         return Observations(
             prompts=[slot.prompt.text for slot in self._slots],
             anchors=[slot.view.anchor if slot.is_live else "" for slot in self._slots],
-            admissible=[slot.view.admissible if slot.is_live else () for slot in self._slots],
+            admissible=[slot.view.taken if slot.is_live else () for slot in self._slots],
             is_live=np.asarray(live, dtype=bool),
             prompt_is_cut=np.asarray([slot.prompt.is_cut for slot in self._slots], dtype=bool),
         )

@@ -278,4 +278,4 @@ def _in_words(view: PageView) -> PageView:
         else:
             parts = re.findall(r"\S+\s*", piece) or [piece]
             words += [*parts[:-1], parts[-1] + end]
-    return PageView(view.task, view.anchor, tuple(words), "", frozenset(protected), view.admissible)
+    return PageView(view.task, view.anchor, tuple(words), "", frozenset(protected), view.admissible, view.refused)

@@ -25,3 +25,10 @@ class PageView:
     """Positions in `pieces` that are never left out, such as the current selections."""
     admissible: tuple[str, ...] = ()
     """The actions that the page offers, as the policy has to write them."""
+    refused: frozenset[str] = frozenset()
+    """Those of them that the environment never takes, though it lists them."""
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """`admissible` without what is `refused`."""
+        return tuple(action for action in self.admissible if action not in self.refused)

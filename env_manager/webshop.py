@@ -14,6 +14,8 @@ TITLE_WORDS_IN_RESULTS = 8
 TITLE_WORDS_ON_ITEM = 16
 WORDS_OF_A_TEXT = 24
 """Words that are left of a description or a feature."""
+REFUSED = frozenset({"click[search]"})
+"""The published pages list their search button among the actions, and take no click on it."""
 _BUTTONS = ("< prev", "next >", "back to search", "description", "features", "reviews", "attributes", "buy now")
 
 
@@ -35,6 +37,7 @@ def full_view(observation: str, info: Mapping[str, Any]) -> PageView:
         joiner=SEPARATOR,
         protected=protected,
         admissible=tuple(info["available_actions"]),
+        refused=REFUSED,
     )
 
 
@@ -70,6 +73,7 @@ def compact_view(observation: str, info: Mapping[str, Any]) -> PageView:
         joiner=" | ",
         protected=protected,
         admissible=actions,
+        refused=REFUSED,
     )
 
 

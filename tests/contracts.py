@@ -54,7 +54,6 @@ def check_manager(
     max_steps: int,
     seed: int = 0,
     group_size: int = 2,
-    offers_hold: bool = True,
 ) -> None:
     """Holds a manager, with whatever backend and environment, to its contract.
 
@@ -65,14 +64,13 @@ def check_manager(
         max_steps: As configured.
         seed: Of what the policy writes.
         group_size: Episodes of a goal.
-        offers_hold: As for `check_env`.
     """
     num_envs = len(goals) * group_size
     manager, other = make(num_envs), make(num_envs)
     try:
         with pytest.raises(ShopGymError, match="reset"):
             manager.step(["x"] * num_envs)
-        how = {"group_size": group_size, "max_steps": max_steps, "seed": seed, "offers_hold": offers_hold}
+        how = {"group_size": group_size, "max_steps": max_steps, "seed": seed}
         episodes = [_play(each, goals, one_by_one=False, **how) for each in (manager, other)]
         assert episodes[0] == episodes[1], "equal goals and replies give equal episodes"
         assert _play(other, goals, one_by_one=True, **how) == episodes[0], "in whatever order"
@@ -118,7 +116,6 @@ def _play(
     group_size: int,
     max_steps: int,
     seed: int,
-    offers_hold: bool,
     one_by_one: bool,
 ) -> list[list[tuple[Any, ...]]]:
     """Plays all slots to their ends; what each slot saw and got, step by step."""
@@ -136,7 +133,7 @@ def _play(
             resting = {slot: manager.page(slot) for slot in range(num_envs) if slot not in slots}
             result = manager.step([replies[slot] for slot in slots], slots)
             observations = result.observations
-            _check_result(result, slots, offers_hold=offers_hold)
+            _check_result(result, slots)
             for slot, page in resting.items():
                 assert manager.page(slot) == page, "who was not asked does not move"
             for s, slot in enumerate(slots):
@@ -153,7 +150,7 @@ def _play(
     return seen
 
 
-def _check_result(result: StepResult, slots: Sequence[int], *, offers_hold: bool) -> None:
+def _check_result(result: StepResult, slots: Sequence[int]) -> None:
     num = len(slots)
     assert result.slots.tolist() == list(slots)
     assert len(result.actions) == len(result.problems) == len(result.reasons) == num
@@ -168,7 +165,7 @@ def _check_result(result: StepResult, slots: Sequence[int], *, offers_hold: bool
     assert ((result.task_score >= 0) & (result.task_score <= 1)).all()
     assert result.format_valid.all() and result.problems == [None] * num, "an action in its tags"
     assert result.action_possible.tolist() == [reason == "" for reason in result.reasons]
-    assert result.action_possible.all() or not offers_hold, "what was done was offered"
+    assert result.action_possible.all(), "what was done was offered"
 
 
 def _check_slot(observations: Observations, slot: int, *, is_live: bool) -> None:

@@ -48,7 +48,6 @@ def test_managers_in_this_process_keep_their_contract(env_name: str, config: dic
         [1500, 1501, 3],
         max_steps=MAX_STEPS,
         seed=seed,
-        offers_hold=env_name != "WebShop-v0",
     )
 
 

@@ -37,5 +37,4 @@ def test_a_manager_of_actors_keeps_its_contract(env_name: str) -> None:
         lambda num_envs: EnvManager(env_name, num_envs, config, make_envs=make_envs),
         [1500, 1501, 3],
         max_steps=MAX_STEPS,
-        offers_hold=env_name != "WebShop-v0",
     )
