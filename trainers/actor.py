@@ -139,6 +139,7 @@ class ShardedPolicy:
         """
         self.ranks, self.max_rows, self.max_tokens = ranks, max_rows, max_tokens
         self.is_packed = is_packed(model)
+        self.width = int(model.config.get_text_config().hidden_size)
         self.collate = Collator(pad_id, ranks.device, grammar, is_packed=self.is_packed)
         self.scorer = shard(TokenScorer(model, temperature=temperature), ranks, sharding or ShardingConfig())
         self.scorer.eval()
@@ -214,6 +215,7 @@ class ShardedPolicy:
                 pairs.lengths[mine],
                 max_rows=max_rows,
                 max_tokens=self.max_tokens,
+                width=self.width,
                 is_packed=self.is_packed,
             )
             plans.append([mine[positions] for positions in shares])

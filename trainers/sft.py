@@ -187,7 +187,11 @@ def imitate(
             loss = torch.zeros((), device=device)
             num_reply_tokens = sum(len(rows.replies[row]) for row in chosen)
             for part in micro_batches_for(
-                device, lengths[chosen], max_rows=len(chosen), max_tokens=settings.micro_batch_tokens
+                device,
+                lengths[chosen],
+                max_rows=len(chosen),
+                max_tokens=settings.micro_batch_tokens,
+                width=int(model.config.get_text_config().hidden_size),
             ):
                 batch = collate(rows, chosen[part])
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):

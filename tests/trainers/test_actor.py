@@ -439,24 +439,37 @@ def test_micro_batches_hold_every_row_once_within_both_limits():
 def test_a_gpu_makes_fewer_passes_of_rows_that_differ_in_length():
     lengths = np.array([100, 50, 10])
     found = {
-        kind: micro_batches_for(torch.device(kind), lengths, max_rows=8, max_tokens=600) for kind in ("cpu", "cuda")
+        kind: micro_batches_for(torch.device(kind), lengths, max_rows=8, max_tokens=600, width=8_192)
+        for kind in ("cpu", "cuda")
     }
     assert (len(found["cpu"]), len(found["cuda"])) == (3, 1)
 
 
+def test_a_narrow_model_makes_fewer_passes_on_a_gpu_since_each_waits_for_its_launch():
+    lengths = np.repeat([6_000, 3_000], 4)
+    found = {
+        width: micro_batches_for(torch.device("cuda"), lengths, max_rows=8, max_tokens=65_536, width=width)
+        for width in (256, 8_192)
+    }
+    assert (len(found[256]), len(found[8_192])) == (1, 2)
+
+
 def test_no_other_micro_batches_of_like_lengths_cost_less():
     rng = np.random.default_rng(0)
-    for pass_tokens in (0, 20, 500):
+    for pass_tokens, launch_tokens in ((0, 0), (20, 0), (500, 0), (20, 120), (0, 200)):
         lengths = rng.integers(1, 100, 9)
-        found = cheapest_micro_batches(lengths, max_rows=4, max_tokens=250, pass_tokens=pass_tokens)
+        found = cheapest_micro_batches(
+            lengths, max_rows=4, max_tokens=250, pass_tokens=pass_tokens, launch_tokens=launch_tokens
+        )
         assert sorted(np.concatenate(found).tolist()) == list(range(9))
         falling = np.sort(lengths)[::-1]
         costs = []
         for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, 9), k) for k in range(9)):
             parts = np.split(falling, cuts)
             if all(len(part) <= 4 and len(part) * part[0] <= 250 for part in parts):
-                costs.append(sum(len(part) * part[0] + pass_tokens for part in parts))
-        assert sum(len(part) * lengths[part].max() + pass_tokens for part in found) == min(costs)
+                costs.append(sum(max(len(part) * part[0], launch_tokens) + pass_tokens for part in parts))
+        got = sum(max(len(part) * lengths[part].max(), launch_tokens) + pass_tokens for part in found)
+        assert got == min(costs)
     assert len(cheapest_micro_batches(np.array([1000]), max_rows=8, max_tokens=600, pass_tokens=9)) == 1
 
 

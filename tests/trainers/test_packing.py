@@ -122,7 +122,7 @@ def test_the_kernel_of_a_gpu_gives_the_numbers_of_the_loop():
     states = [torch.randn(1, heads, 100, 64, device="cuda") for heads in (6, 2, 2)]
     found = []
     for dtype in (torch.float32, torch.bfloat16):
-        inputs = [state.to(dtype).requires_grad_(True) for state in states]
+        inputs = [state.to(dtype, copy=True).requires_grad_(True) for state in states]
         begins = torch.tensor([0, 30, 33, 100], device="cuda", dtype=torch.int32)
         out, _ = packed_attention(
             torch.nn.Identity(), *inputs, None, scaling=0.1, cu_seq_lens_q=begins, max_length_q=67
