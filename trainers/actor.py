@@ -43,7 +43,7 @@ from trainers.settings import (
     Settings,
     TrainerSettings,
 )
-from trainers.sharding import ShardingConfig, full, gathered_once, like, reshard, shard
+from trainers.sharding import ShardingConfig, full, gathered_once, like, reduced_at_the_end, reshard, shard
 
 if TYPE_CHECKING:
     from torch import nn
@@ -379,9 +379,9 @@ class Actor(ShardedPolicy):
         rows_of_pair: list[list[int]] = [[] for _ in range(len(pairs))]
         for row, pair in enumerate(pairs.of_row.tolist()):
             rows_of_pair[pair].append(row)
-        passes = self._passes(pairs, np.arange(len(pairs)), max_rows=self.config.micro_batch_size)
+        passes = list(self._passes(pairs, np.arange(len(pairs)), max_rows=self.config.micro_batch_size))
         with gathered_once(self.scorer, self.ranks):
-            for chosen, is_real in passes:
+            for chosen, is_real in reduced_at_the_end(self.scorer, self.ranks, passes):
                 log_probs, entropy = self.scorer(self.collate(pairs, chosen))
                 members = [rows_of_pair[u] for u in chosen]
                 index = on_device(_tokens_of_rows([len(pairs.replies[u]) for u in chosen], members), log_probs.device)

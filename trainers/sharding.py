@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -35,17 +35,22 @@ class ShardingConfig:
 
 
 WHOLE_COPY_FRAC = 0.125
-"""Share of a GPU's memory that a whole copy of a model in bfloat16 may take between two passes."""
+"""Share of a GPU's memory that a whole copy of a model in bfloat16 may take between two passes, or of its gradients."""
+Pass = TypeVar("Pass")
 
 
 def shard(scorer: TokenScorer, ranks: Ranks, config: ShardingConfig) -> TokenScorer:
-    """Applies FSDP2 in place: each transformer layer is a unit, the rest (embeddings, norm, output) is the root's."""
+    """Applies FSDP2 in place: each transformer layer is a unit, the rest (embeddings, norm, output) is the root's.
+
+    A single rank whose weights lie where they are used has nothing to send: all is the root's, which spares the work
+    that every unit makes in every pass (half of it, where a model is small and the host cannot launch it fast enough).
+    """
     precision, offload = mixed_precision(config.dtype, ranks.device), OffloadPolicy()
     if config.param_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     else:  # with offloading, layers go to the GPU one by one
         scorer.to(ranks.device)
-    for layer in layers(scorer.policy):
+    for layer in layers(scorer.policy) if ranks.world > 1 or config.param_offload else ():
         fully_shard(layer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
     fully_shard(scorer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
     return scorer
@@ -82,6 +87,20 @@ def gathered_once(scorer: TokenScorer, ranks: Ranks) -> Iterator[None]:
         drop_after_pass(True)
         if is_small:
             reshard(scorer)
+
+
+def reduced_at_the_end(scorer: TokenScorer, ranks: Ranks, passes: Sequence[Pass]) -> Iterator[Pass]:
+    """Passes whose gradients are one sum: each rank gets its share of it after the last backward pass.
+
+    Until then a rank keeps the sum whole, in float32, where it is small beside the memory of every GPU; where it is
+    not, the ranks exchange their parts after each pass. All ranks must come here, with as many passes.
+    """
+    num_bytes = 4 * sum(parameter.numel() for parameter in scorer.parameters() if parameter.requires_grad)
+    is_small = ranks.all_of(num_bytes <= WHOLE_COPY_FRAC * memory_of(ranks.device))
+    for number, item in enumerate(passes, start=1):
+        if is_small and isinstance(scorer, FSDPModule):
+            scorer.set_requires_gradient_sync(number == len(passes))
+        yield item
 
 
 def memory_of(device: torch.device) -> int:

@@ -15,6 +15,7 @@ import torch
 from small_rows import rows
 
 from rollout.types import ragged
+from trainers import sharding
 from trainers.actor import Actor, ActorConfig, UpdateTotals
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
@@ -24,20 +25,28 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def gradients() -> dict[str, torch.Tensor]:
-    """Of seven rows of unlike lengths, with every term of the loss, for each way to average tokens."""
+    """Of seven rows of unlike lengths, with every term of the loss, for each way to average tokens; summed up on each
+    rank before they are exchanged, too."""
+    found = summed("", memory_bytes=0)
+    return found | summed("whole ", memory_bytes=10**9)
+
+
+def summed(name: str, *, memory_bytes: int) -> dict[str, torch.Tensor]:
     tokenizer = train_tokenizer(["click[buy now] search[red mug]"] * 5, 300)
     rng, batch = np.random.default_rng(0), rows(0, num=7)
     batch.reply_ids = ragged([rng.integers(2, 200, length).astype(np.int32) for length in (1, 9, 3, 3, 6, 2, 4)])
-    for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
-        setattr(batch, name, ragged([-5 - rng.random(len(row), dtype=np.float32) for row in batch.reply_ids]))
-    found = {}
+    for column in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
+        setattr(batch, column, ragged([-5 - rng.random(len(row), dtype=np.float32) for row in batch.reply_ids]))
+    found, of_machine = {}, sharding.memory_of
+    sharding.memory_of = lambda device: memory_bytes
     for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"):
         loss = LossConfig(loss_agg_mode=mode, entropy_coeff=0.1, kl_loss_coef=0.5, tis_imp_ratio_cap=1.5)
         model = make_small_policy(tokenizer, hidden=32, layers=2, heads=2).requires_grad_(True)
         actor = Actor(model, start_ranks("cpu"), ActorConfig(micro_batch_size=2, loss=loss), pad_id=0)
         actor.accumulate_gradients(batch, UpdateTotals())
-        for name, parameter in actor.scorer.named_parameters():
-            found[f"{mode} {name}"] = parameter.grad.full_tensor().clone()
+        for weight, parameter in actor.scorer.named_parameters():
+            found[f"{name}{mode} {weight}"] = parameter.grad.full_tensor().clone()
+    sharding.memory_of = of_machine
     return found
 
 
@@ -57,6 +66,7 @@ def test_gradients_do_not_depend_on_the_number_of_ranks(tmp_path):
     assert max(float(grad.abs().max()) for grad in one.values()) > 1e-2
     for name, grad in one.items():
         assert torch.allclose(two[name], grad, atol=1e-6, rtol=1e-5), name
+        assert torch.allclose(two[name.removeprefix("whole ")], grad, atol=1e-6, rtol=1e-5), name
 
 
 if __name__ == "__main__":
