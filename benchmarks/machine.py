@@ -8,13 +8,18 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from webshop_env.errors import ShopGymError
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PLACES = {
+    **{"--data": "DIR", "--start": "START", "--out": "OUT", "--runs": "RUNS", "--logs": "LOGS", "--policy": "POLICY"},
+    "--one-rank": "FILE",
+}
+"""Options that name a place, and what a kept command says instead."""
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:
@@ -34,6 +39,20 @@ def run_script(main: Callable[[], None]) -> None:
     except ShopGymError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def command_to_keep(script: str, words: Sequence[str]) -> str:
+    """A command line without the places where things lay on the machine.
+
+    Args:
+        script: Its path in the repository.
+        words: What followed it; the word behind an option that names a place is replaced by a name for it.
+    """
+    kept = list(words)
+    for i, word in enumerate(words[:-1]):
+        if word in PLACES:
+            kept[i + 1] = PLACES[word]
+    return " ".join(["python", script, *kept])
 
 
 def processor() -> str:

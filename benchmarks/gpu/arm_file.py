@@ -101,12 +101,3 @@ def settings_to_keep(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings without the places where things lay on the machine."""
     kept = {key: value for key, value in settings.items() if key not in NOT_KEPT}
     return kept | {key: name for key, name in PLACES.items() if kept.get(key)}
-
-
-def command_to_keep(words: list[str]) -> str:
-    """A command line without the places where things lay on the machine."""
-    kept = list(words)
-    for i, word in enumerate(words[:-1]):
-        if word in ("--data", "--start", "--out", "--runs"):
-            kept[i + 1] = {"--data": "DIR"}.get(word, word.removeprefix("--").upper())
-    return " ".join(["python benchmarks/gpu/learning.py", *kept])

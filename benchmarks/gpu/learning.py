@@ -31,10 +31,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # as in the trainer's c
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # machine.py
 
 import torch
-from arm_file import ArmFile, command_to_keep, settings_to_keep
+from arm_file import ArmFile, settings_to_keep
 from arms import ARMS, STARTS, arm, place_name, shop_words
 from learning_report import report
-from machine import describe_machine, run_script
+from machine import command_to_keep, describe_machine, run_script
 from measuring import HeldOutGoals, rounded
 from paced import PacedUpdates
 
@@ -90,7 +90,7 @@ def start(args: argparse.Namespace) -> None:
     for num, out in outs.items():
         seconds = imitate(args, shop, num, out / "policy")
         results[num] = machine(args.engine) | {
-            "command": command_to_keep(args.command_words),
+            "command": command_to_keep("benchmarks/gpu/learning.py", args.command_words),
             "place": place_name(args.place, cut=args.cut),
             "words": args.words,
             "engine": args.engine,
@@ -265,7 +265,7 @@ def play_arm(args: argparse.Namespace) -> None:
             test = HeldOutGoals.of(settings, run.world, run.engine, ranks, num=args.test_goals)
             new = {
                 **machine(settings.actor_rollout_ref.rollout.name),
-                "command": command_to_keep(args.command_words),
+                "command": command_to_keep("benchmarks/gpu/learning.py", args.command_words),
                 "arm": label,
                 "seed": args.seed,
                 "seconds": args.seconds,

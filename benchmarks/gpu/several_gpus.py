@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,13 +50,14 @@ from webshop_env.errors import ShopGymError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-from bench_vllm import PHASES, QWEN, SMALL  # noqa: E402
-from machine import RESULTS, describe_machine, run_script, write_result  # noqa: E402
+from bench_vllm import QWEN, SMALL  # noqa: E402
+from machine import RESULTS, command_to_keep, describe_machine, run_script, write_result  # noqa: E402
 
 RANKS = Path(__file__).with_name("several_gpus_ranks.py")
 TRAIN, TRAIN_ON_ANYTHING = (str(ROOT / "trainers" / "gigpo_fsdp.py"),), (str(RANKS), "train")
 LOSS_TOLERANCE, NORM_TOLERANCE = 0.01, 0.02
 """Of losses (reward units and nats; theirs is about 1), and of gradient norms (share), in bfloat16."""
+PHASES = ("collect", "old_log_probs", "reference", "learn", "load")
 EXACT = 1e-4
 """Of both, as a share, in float32."""
 SYNC_TARGET_S, KILL_TARGET_S = 0.2, 60.0
@@ -381,7 +382,7 @@ def ask_scaling(bench: Bench) -> dict[str, Any]:
         name = f"scaling_on_{number}"
         if number not in bench.lines:
             bench.lines[number] = bench.watch(number, name, *words, limit_s=size.limits_s["scaling"])
-    answer: dict[str, Any] = {"settings": list(words), "warm_up_updates": 1, "by_ranks": {}}
+    answer: dict[str, Any] = {"settings": without_places(words), "warm_up_updates": 1, "by_ranks": {}}
     for number in numbers:
         lines = bench.lines[number][1:]
         seconds = {phase: mean(line.get(f"time/{phase}_s", 0.0) for line in lines) for phase in PHASES}
@@ -400,6 +401,11 @@ def ask_scaling(bench: Bench) -> dict[str, Any]:
     answer["efficiency_per_token"] = answer["efficiency"]["all"] * many["tokens"] / one["tokens"]
     target = EFFICIENCY_TARGETS.get(bench.num_ranks)
     return answer | {"target": target, "is_met": answer["efficiency"]["all"] >= target if target else None}
+
+
+def without_places(words: Sequence[str]) -> list[str]:
+    """Settings to keep: not where the random policy lay."""
+    return [word for word in words if not word.startswith("actor_rollout_ref.model.path=")]
 
 
 def tokens_of(line: dict[str, float]) -> float:
@@ -429,7 +435,7 @@ def ask_tensor_parallel(bench: Bench) -> dict[str, Any]:
     lines = bench.watch(number, "tensor_parallel", *words, limit_s=size.limits_s["tensor_parallel"])
     gaps = {name: [line[f"actor/engine_gap_{name}"] for line in lines] for name in ("mean_nats", "max_nats")}
     answer = {
-        "settings": list(words),
+        "settings": without_places(words),
         "engine_gap": gaps,
         "collect_tokens_per_s": [line["time/collect_tokens_per_s"] for line in lines[1:]],
         "sync_s": [line["time/engine_sync_s"] for line in lines[1:]],
@@ -557,6 +563,7 @@ def main() -> None:
         packages.append(installed_vllm("cuda" if uses_gpu else "cpu")[0])
         size = replace(size, engine=("actor_rollout_ref.rollout.name=vllm", *size.engine))
     result: dict[str, Any] = describe_machine(*packages)
+    result["command"] = command_to_keep("benchmarks/gpu/several_gpus.py", sys.argv[1:])
     if uses_gpu:
         result["hardware"]["gpu"] = torch.cuda.get_device_name()
         result["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

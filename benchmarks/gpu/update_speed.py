@@ -42,7 +42,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # machine.py is beside the other benchmarks
 
-from machine import RESULTS, describe_machine, run_script
+from machine import RESULTS, command_to_keep, describe_machine, run_script
 
 from env_manager import EnvManager
 from rollout.collector import CollectorConfig, TrajectoryCollector
@@ -812,7 +812,7 @@ def main() -> None:
     if torch.cuda.is_available():
         result["hardware"]["gpu"] = torch.cuda.get_device_name()
     result |= {
-        "command": " ".join(sys.argv[1:]),
+        "command": command_to_keep("benchmarks/gpu/update_speed.py", sys.argv[1:]),
         "model": shape.config,
         "recipe": shape.recipe,
         "wander": shape.wander,

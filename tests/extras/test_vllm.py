@@ -488,7 +488,7 @@ def test_a_model_that_the_build_cannot_run_is_refused_in_one_line_before_anythin
 @pytest.mark.timeout(600)
 def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    command = [sys.executable, "benchmarks/bench_vllm.py", "--tiny", "--no-update", "--out", str(out)]
+    command = [sys.executable, "benchmarks/bench_vllm.py", "--tiny", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
     assert done.returncode == 0, done.stderr[-3000:]
