@@ -36,7 +36,7 @@ from trainers.ranks import Ranks
 from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
-from trainers.sharding import ShardingConfig, checkpoint_layers, compile_layers
+from trainers.sharding import ShardingConfig, checkpoint_layers, compile_layers, require_compiler
 from trainers.worlds import drawing_seed, make_grammar, make_manager, open_world, prompt_hash, require_positions
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
     RowConfig.of(settings, num_ranks=ranks.world)
     place = "trainer.resume_from" if settings.trainer.resume_from else "trainer.output_dir"
     require_writable(run_directory(settings), setting=place)
+    if settings.actor_rollout_ref.actor.use_torch_compile:
+        require_compiler(ranks.device)
     before = settings_before(settings, ranks)
     resumed, model_path = settings.trainer.resume_from, settings.actor_rollout_ref.model.path
     checkpoint = find_checkpoint(Path(resumed).expanduser()) if resumed else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -34,6 +34,8 @@ class ShardingConfig:
     """Keep weights, and with them gradients and optimizer state, on the CPU; a layer visits the GPU when it is used."""
 
 
+Backend = str | Callable[..., Any]
+"""Of `torch.compile`: what makes kernels of a graph."""
 WHOLE_COPY_FRAC = 0.125
 """Share of a GPU's memory that a whole copy of a model in bfloat16 may take between two passes, or of its gradients."""
 Pass = TypeVar("Pass")
@@ -121,7 +123,7 @@ def layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> None:
+def compile_layers(model: PreTrainedModel, *, backend: Backend = "inductor") -> None:
     """Makes each layer run as kernels that torch compiles for it at its first passes: once for all layers and lengths.
 
     Comes before `checkpoint_layers`: what is computed again is then compiled too.
@@ -135,6 +137,26 @@ def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> None
     """
     for layer in _named_layers(model, setting="actor_rollout_ref.actor.use_torch_compile", to="compile"):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+
+
+def require_compiler(device: torch.device, *, backend: Backend = "inductor") -> None:
+    """Refuses to compile layers where nothing can be compiled, before anything was played.
+
+    Args:
+        device: What the passes run on.
+        backend: Of `torch.compile`.
+
+    Raises:
+        ShopGymError: torch finds no C++ compiler (or, for a GPU, no Triton).
+    """
+    try:
+        torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.zeros(2, device=device))
+    except RuntimeError as error:
+        why = " ".join(str(error).partition("\n\n")[0].split())
+        raise ShopGymError(
+            f"actor_rollout_ref.actor.use_torch_compile: torch can compile nothing for {device.type} here ({why}); "
+            "install a C++ compiler, or leave it out"
+        ) from error
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:

@@ -30,7 +30,7 @@ from trainers.scoring import (
     micro_batches_for,
     require_plain_logits,
 )
-from trainers.sharding import checkpoint_layers, compile_layers, layers
+from trainers.sharding import checkpoint_layers, compile_layers, layers, require_compiler
 from webshop_env.errors import ShopGymError
 
 PAGES = [
@@ -281,6 +281,17 @@ def test_compiled_layers_are_traced_once_for_all_and_give_the_same_gradient(rank
     assert len(traced) <= 2, "three layers, micro-batches of several lengths; one row alone is traced for itself"
     for name, grad in found[1].items():
         assert torch.equal(grad, found[0][name]), name
+
+
+def test_layers_are_not_compiled_where_nothing_can_be():
+    def without_compiler(graph, inputs):
+        raise OSError("no g++ here")
+
+    torch._dynamo.reset()
+    require_compiler(torch.device("cpu"), backend=lambda graph, inputs: graph.forward)
+    torch._dynamo.reset()
+    with pytest.raises(ShopGymError, match=r"use_torch_compile: .* nothing for cpu here \(.*no g\+\+ here"):
+        require_compiler(torch.device("cpu"), backend=without_compiler)
 
 
 def test_a_model_that_names_no_layers_cannot_be_checkpointed_or_compiled(tokenizer):
