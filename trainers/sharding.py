@@ -46,13 +46,17 @@ def shard(scorer: TokenScorer, ranks: Ranks, config: ShardingConfig) -> TokenSco
 
     A single rank whose weights lie where they are used has nothing to send: all is the root's, which spares the work
     that every unit makes in every pass (half of it, where a model is small and the host cannot launch it fast enough).
+    That takes whole copies of weights and gradients, so a model that is large beside its GPU keeps its units.
     """
     precision, offload = mixed_precision(config.dtype, ranks.device), OffloadPolicy()
     if config.param_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     else:  # with offloading, layers go to the GPU one by one
         scorer.to(ranks.device)
-    for layer in layers(scorer.policy) if ranks.world > 1 or config.param_offload else ():
+    # A copy and its gradients in bfloat16, and these in float32.
+    num_bytes = (2 + 2 + 4) * sum(parameter.numel() for parameter in scorer.parameters())
+    is_large = 0 < WHOLE_COPY_FRAC * memory_of(ranks.device) < num_bytes
+    for layer in layers(scorer.policy) if ranks.world > 1 or config.param_offload or is_large else ():
         fully_shard(layer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
     fully_shard(scorer, mesh=ranks.mesh, mp_policy=precision, offload_policy=offload)
     return scorer

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from small_rows import rows
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rollout.types import StepBatch
@@ -135,6 +136,18 @@ def test_offloading_leaves_the_gpu_and_gives_its_numbers(make_actor, changes):
     for name, tensor in expected.items():
         if not name.endswith("k_proj.bias"):  # shifts all scores alike: its gradient is rounding, which AdamW blows up
             assert torch.allclose(got[name], tensor, atol=1e-4), name
+
+
+def test_a_single_rank_has_one_unit_unless_the_model_is_large_beside_its_gpu(make_actor, monkeypatch):
+    num_units, expected = {}, None
+    for memory in (0, 10**9, 1000):
+        monkeypatch.setattr("trainers.sharding.memory_of", lambda device, memory=memory: memory)
+        actor = make_actor()
+        num_units[memory] = sum(isinstance(module, FSDPModule) for module in actor.scorer.modules())
+        got = learnt(actor, [rows(0)])
+        expected = expected or got
+        assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
+    assert num_units == {0: 1, 10**9: 1, 1000: 3}, "two layers and the root"
 
 
 def test_weights_that_are_gathered_once_are_the_newest_and_leave_no_copies(make_actor, monkeypatch):
