@@ -63,8 +63,7 @@ def test_a_vllm_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path) -> No
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(torch._dynamo.config, "disable", False)
-    with pytest.raises(ShopGymError) as caught:
+    with torch._dynamo.config.patch(disable=False), pytest.raises(ShopGymError) as caught:
         prepare_vllm(torch.device("cpu"))
     message = str(caught.value)
     assert "cannot be imported (RuntimeError: operator torchvision::nms does not exist)" in message
