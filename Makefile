@@ -5,13 +5,16 @@ VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-vllm lint format clean
+.PHONY: demo test test-benchmarks test-vllm lint format clean
 
 demo: $(VENV)/.train  ## train the embedded policy on the embedded catalogue (10 minutes on two cores)
 	$(BIN)/python trainers/gigpo_fsdp.py
 
-test: $(VENV)/.dev  ## the whole test suite without optional extras
-	$(BIN)/python -m pytest -q
+test: $(VENV)/.dev  ## the test suite without optional extras and without what the benchmarks' own tests run
+	$(BIN)/python -m pytest -q --ignore tests/test_benchmarks.py
+
+test-benchmarks: $(VENV)/.dev  ## each benchmark once, at a small size
+	$(BIN)/python -m pytest -q tests/test_benchmarks.py
 
 test-vllm: $(VLLM_VENV)/.vllm  ## vLLM beside the actor on a CPU, in an environment of its own (3.5 GB)
 	SHOPGYM_REQUIRE_EXTRAS=vllm $(VLLM_VENV)/bin/python -m pytest -q tests/extras/test_vllm.py
