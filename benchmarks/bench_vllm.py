@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import RESULTS, describe_machine, run_script, write_result
+from machine import describe_machine, place_of_result, run_script, write_result
 
 from rollout import GenerationRequest, NoiseKey, SamplingParams, StepBatch
 from rollout.engines.vllm import VLLMConfig, VLLMEngine
@@ -251,7 +251,7 @@ def print_tables(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a smoke run")
-    parser.add_argument("--out", type=Path, default=RESULTS / "bench_vllm.json", help="where the JSON goes")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
     size = TINY if arguments.tiny else FULL
     if not arguments.tiny and not torch.cuda.is_available():
@@ -266,7 +266,7 @@ def main() -> None:
         result["model"] = size.model
         result["engine"] = measure_engine(policy, size)
     print_tables(result)
-    write_result(result, arguments.out)
+    write_result(result, arguments.out or place_of_result("bench_vllm", is_small=arguments.tiny))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,11 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def place_of_result(name: str, *, is_small: bool) -> Path:
+    """Where a result goes that is given no other place: a smoke run measures nothing, and replaces no figures."""
+    return (Path("outputs") / "benchmarks" if is_small else RESULTS) / f"{name}.json"
+
+
 def write_result(result: dict[str, Any], path: Path) -> None:
     """Keeps a result as JSON, and says where."""
     path.parent.mkdir(parents=True, exist_ok=True)

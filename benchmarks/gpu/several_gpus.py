@@ -51,7 +51,7 @@ from webshop_env.errors import ShopGymError
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 from bench_vllm import QWEN, SMALL  # noqa: E402
-from machine import RESULTS, command_to_keep, describe_machine, run_script, write_result  # noqa: E402
+from machine import command_to_keep, describe_machine, place_of_result, run_script, write_result  # noqa: E402
 
 RANKS = Path(__file__).with_name("several_gpus_ranks.py")
 TRAIN, TRAIN_ON_ANYTHING = (str(ROOT / "trainers" / "gigpo_fsdp.py"),), (str(RANKS), "train")
@@ -556,6 +556,8 @@ def main() -> None:
     if not arguments.tiny and not torch.cuda.is_available():
         parser.error("there is no GPU; --tiny runs without one")
     uses_gpu = torch.cuda.is_available()
+    if arguments.ranks is not None and arguments.ranks < 1:
+        parser.error("--ranks: one at least")
     num_ranks = arguments.ranks or (torch.cuda.device_count() if uses_gpu else 2)
     size = TINY if arguments.tiny else FULL
     packages = ["torch", "transformers"]
@@ -568,7 +570,7 @@ def main() -> None:
         result["hardware"]["gpu"] = torch.cuda.get_device_name()
         result["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     result |= {"ranks": num_ranks, "shape": size.shape, "answers": {}}
-    out = arguments.out or RESULTS / f"several_gpus_{num_ranks}.json"
+    out = arguments.out or place_of_result(f"several_gpus_{num_ranks}", is_small=arguments.tiny)
     out.parent.mkdir(parents=True, exist_ok=True)
     lock = Lock()
 

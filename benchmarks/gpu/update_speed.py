@@ -42,7 +42,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # machine.py is beside the other benchmarks
 
-from machine import RESULTS, command_to_keep, describe_machine, run_script
+from machine import command_to_keep, describe_machine, place_of_result, run_script
 
 from env_manager import EnvManager
 from rollout.collector import CollectorConfig, TrajectoryCollector
@@ -279,7 +279,8 @@ class Clock:
 
 
 class BusyGauge:
-    """How much of the time a kernel ran, by the driver's own account, while a phase was going on.
+    """How much of the time a kernel ran, by the driver's own account, while a phase was going on, and how much memory
+    was taken then, by whatever process and library: torch's own account holds what an engine has that is asleep.
 
     The driver tells shares of its last sixth of a second or so: phases of a second and more are what this is good for.
     """
@@ -288,6 +289,7 @@ class BusyGauge:
         self.device = device
         self.phase = ""
         self.percent: dict[str, list[int]] = {}
+        self.used_gib: dict[str, float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -306,8 +308,15 @@ class BusyGauge:
         found, self.percent = self.percent, {}
         return {phase: round(float(np.mean(values)) / 100, 3) for phase, values in found.items()}
 
+    def pop_memory(self) -> dict[str, float]:
+        """Most GiB taken by phase since this was last asked."""
+        found, self.used_gib = self.used_gib, {}
+        return {phase: round(used, 2) for phase, used in found.items()}
+
     def _watch(self) -> None:
         while not self._is_over.wait(0.2):
+            free, total = torch.cuda.mem_get_info(self.device)
+            self.used_gib[self.phase] = max(self.used_gib.get(self.phase, 0.0), (total - free) / 2**30)
             try:
                 percent = torch.cuda.utilization(self.device)
             except (ModuleNotFoundError, RuntimeError):  # there is no library to ask
@@ -727,7 +736,7 @@ def measure_update(
     measured = {
         "s": rounded(clock.seconds),
         "update_s": round(seconds, 3),
-        "peak_gib": rounded(clock.peak_gib),
+        "peak_gib": gauge.pop_memory(),
         "busy_frac": gauge.pop(),
         "size": sizes(batch),
         "metrics": with_statistics(batch, metrics) | run.engine.pop_seconds(),
@@ -807,7 +816,7 @@ def main() -> None:
     if not arguments.learn_only and len(arguments.variants or ["recipe"]) > 1:
         parser.error("--variants: whole updates take one variant a process")
     name = f"update_speed_{arguments.model}{'_learn' if arguments.learn_only else ''}"
-    arguments.out = arguments.out or RESULTS / f"{name}.json"
+    arguments.out = arguments.out or place_of_result(name, is_small=arguments.tiny)
     result = describe_machine("torch", "transformers")
     if torch.cuda.is_available():
         result["hardware"]["gpu"] = torch.cuda.get_device_name()
