@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -71,13 +71,13 @@ TINY = Size(
 )
 
 
-def make_policy(directory: Path, size: Size) -> None:
+def make_policy(directory: Path, shape: Mapping[str, int]) -> None:
     """Random weights of a Qwen2 shape in bfloat16, with the embedded policy's tokenizer."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = load_tokenizer("embedded")
     config = Qwen2Config(
-        **size.model,
+        **shape,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -262,7 +262,7 @@ def main() -> None:
         result["hardware"]["gpu"] = torch.cuda.get_device_name()
     with tempfile.TemporaryDirectory() as scratch:
         policy = Path(scratch) / "policy"
-        make_policy(policy, size)
+        make_policy(policy, size.model)
         result["model"] = size.model
         result["engine"] = measure_engine(policy, size)
     print_tables(result)

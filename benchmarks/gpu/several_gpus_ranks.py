@@ -23,9 +23,13 @@ from trainers.actor import Actor, ActorConfig
 from trainers.checkpoint import RunState, restore, save_checkpoint
 from trainers.command import run_command
 from trainers.losses import LossConfig
-from trainers.models import load_model, load_tokenizer, save_policy
+from trainers.models import load_model, load_tokenizer
 from trainers.ranks import Ranks, joined_ranks, leave_process
 from trainers.sharding import ShardingConfig, checkpoint_layers
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where bench_vllm.py is
+
+from bench_vllm import make_policy
 
 LEARNING_RATE = 1e-4
 """Large enough for an optimizer step to show in the next loss."""
@@ -35,22 +39,8 @@ SMALL = {"mini_batch_size": 10_000, "micro_batch_size": 2, "sharding": ShardingC
 
 
 def policy(arguments: Mapping[str, Any]) -> None:
-    """Random weights of a Qwen2 shape in bfloat16, with the embedded policy's tokenizer."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer = load_tokenizer("embedded")
-    config = Qwen2Config(
-        **arguments["shape"],
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
-    folder = Path(arguments["folder"])
-    save_policy(folder, config=config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
+    """Random weights of a shape."""
+    make_policy(Path(arguments["folder"]), arguments["shape"])
 
 
 def train(words: list[str]) -> None:
