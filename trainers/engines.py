@@ -43,6 +43,7 @@ def open_engine(
             max_num_seqs=rollout.max_num_seqs,
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
+            kv_cache_memory_bytes=rollout.kv_cache_memory_bytes,
             enforce_eager=rollout.enforce_eager,
             enable_chunked_prefill=rollout.enable_chunked_prefill,
             free_cache_engine=rollout.free_cache_engine,

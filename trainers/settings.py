@@ -398,6 +398,13 @@ class RolloutSettings:
     gpu_memory_utilization: float = setting(
         0.6, "share of the GPU for vllm while it is awake", above=0, at_most=1, needs=[VLLM]
     )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        "size of vllm's cache; null takes what is left of its share of the GPU, which other processes must not touch "
+        "while it starts",
+        at_least=1,
+        needs=[VLLM],
+    )
     tensor_model_parallel_size: int = setting(
         1, "ranks, and so GPUs, that share one vllm engine; must divide those of a machine", at_least=1, needs=[VLLM]
     )

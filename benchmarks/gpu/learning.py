@@ -72,10 +72,18 @@ def machine(engine: str) -> dict[str, Any]:
     return told
 
 
+VLLM = {
+    "seeded_replies": "false",  # one generator for all replies is faster
+    # A small model and a small cache need not sleep, and leave room for another arm on the same GPU.
+    **{"free_cache_engine": "false", "gpu_memory_utilization": "0.2", "kv_cache_memory_bytes": "12000000000"},
+}
+"""Settings of vLLM for arms."""
+
+
 def engine_words(engine: str) -> list[str]:
-    """Settings of the engine; vLLM draws all replies from one generator, which is faster."""
-    words = [f"actor_rollout_ref.rollout.name={engine}"]
-    return [*words, "actor_rollout_ref.rollout.seeded_replies=false"] if engine == "vllm" else words
+    """Settings of the engine."""
+    own = VLLM if engine == "vllm" and torch.cuda.is_available() else {}
+    return [f"actor_rollout_ref.rollout.{name}={value}" for name, value in {"name": engine, **own}.items()]
 
 
 # ---------------------------------------------------------------------------------------------------------- start

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rollout.constrained import ActionGrammar, Cursor
 
 CPU_CACHE_BYTES = 2**30
-"""Keys and values that the CPU build keeps, unless VLLM_CPU_KVCACHE_SPACE (GiB) says otherwise."""
+"""Of the CPU build's cache, where the config names no size."""
 STAGES = ("sleep", "wake_weights", "sync", "wake_cache")
 """What the engine does besides generating: gives memory back, takes it in two stages, copies weights."""
 
@@ -55,7 +55,10 @@ class VLLMConfig:
     max_num_seqs: int = 256
     """Replies that are written at once, at most; others wait."""
     gpu_memory_utilization: float = 0.6
-    """Share of the GPU for weights and cache while the engine is awake."""
+    """Share of the GPU for weights and cache while the engine is awake; so much must be free at the start."""
+    kv_cache_memory_bytes: int | None = None
+    """Size of the cache, without looking at what else the GPU holds, so that several processes can share it. None: on a
+    GPU what is left of the share."""
     enforce_eager: bool = False
     """No CUDA graphs: starts sooner, generates slower."""
     max_num_batched_tokens: int | None = None
@@ -285,12 +288,13 @@ class VLLMEngine:
             # After a piece vLLM winds a seeded generator back, which those of the CPU cannot do.
             "enable_chunked_prefill": self.config.enable_chunked_prefill and not self._is_cpu,
             "gpu_memory_utilization": self.config.gpu_memory_utilization,
+            "kv_cache_memory_bytes": self.config.kv_cache_memory_bytes,
             "enforce_eager": self.config.enforce_eager or self._is_cpu,
             "enable_sleep_mode": self._can_sleep,
             "disable_log_stats": True,
         }
         if self._is_cpu:
-            arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
+            arguments["kv_cache_memory_bytes"] = self.config.kv_cache_memory_bytes or CPU_CACHE_BYTES
         if self.config.under_launcher:
             arguments["distributed_executor_backend"] = "external_launcher"
         if self.config.tensor_parallel_size > 1:

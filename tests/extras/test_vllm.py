@@ -461,7 +461,8 @@ def test_two_ranks_share_an_engine_and_play_what_one_plays(tmp_path: Path) -> No
     tokenizer = load_tokenizer("embedded")
     model = make_small_policy(tokenizer, hidden=128, layers=2, heads=4, max_positions=1024)
     save_policy(tmp_path / "policy", config=model.config, state_dict=model.state_dict(), tokenizer=tokenizer, made={})
-    words = (f"actor_rollout_ref.model.path={tmp_path / 'policy'}", "env.reward=score")
+    cache = f"actor_rollout_ref.rollout.kv_cache_memory_bytes={2**28}"
+    words = (f"actor_rollout_ref.model.path={tmp_path / 'policy'}", "env.reward=score", cache)
     shared = (*words, "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
     one, two = train(tmp_path / "one", *words), train(tmp_path / "two", *shared, ranks=2)
     for alone, together in zip(one[:2], two[:2], strict=True):

@@ -108,6 +108,7 @@ SHOP = ("a shop (env.env_name=WebShop-v1, say)", "env.env_name=WebShop-v1")
         (f"{ROLLOUT}.enforce_eager=true", "", *VLLM),
         (f"{ROLLOUT}.free_cache_engine=false", "", *VLLM),
         (f"{ROLLOUT}.seeded_replies=false", "", *VLLM),
+        (f"{ROLLOUT}.kv_cache_memory_bytes=1000000000", "", *VLLM),
         (f"{ROLLOUT}.val_kwargs.temperature=0.7", f"{ROLLOUT}.val_kwargs.do_sample=false")
         + (f"{ROLLOUT}.val_kwargs.do_sample=true",) * 2,
         (f"{ACTOR}.kl_loss_coef=0.5", f"{ACTOR}.use_kl_loss=false", *(f"{ACTOR}.use_kl_loss=true",) * 2),
