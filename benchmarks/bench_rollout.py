@@ -37,7 +37,7 @@ from trainers.goals import fixed_goals
 from trainers.models import compute_dtype, load_model, load_tokenizer
 from trainers.ranks import set_threads, start_ranks, stop_ranks
 from trainers.settings import resolve
-from trainers.worlds import make_grammar, make_manager
+from trainers.worlds import make_grammar, manager_for
 from webshop_env.shop import Shop, open_shop
 
 NUM_GROUPS, GROUP_SIZE, NUM_STEPS = 16, 8, 15
@@ -141,13 +141,7 @@ def policy_rollout(name: str) -> dict[str, Any]:
         )
     model = load_model("embedded", dtype=compute_dtype(ranks.device))
     engine = open_fixed_engine(config, ranks, "embedded", model, tokenizer, grammar)
-    manager = make_manager(
-        settings.env,
-        settings.data,
-        NUM_GROUPS * GROUP_SIZE,
-        count_tokens=engine.count_tokens,
-        encode_ahead=engine.encode_all,
-    )
+    manager = manager_for(engine, settings.env, settings.data, NUM_GROUPS * GROUP_SIZE)
     collector = TrajectoryCollector(manager, CollectorConfig(constrained=True))
     sampling = SamplingParams(temperature=1.0, max_tokens=settings.data.max_response_length)
     goals = fixed_goals(open_shop(), "train", NUM_GROUPS)

@@ -26,7 +26,7 @@ from machine import describe_machine, place_of_result, run_script, write_result
 from rollout import GenerationRequest, NoiseKey, SamplingParams, StepBatch
 from rollout.engines.vllm import VLLMConfig, VLLMEngine
 from rollout.engines.vllm_install import installed_vllm
-from rollout.types import Generation, ragged
+from rollout.types import ragged
 from trainers.actor import ShardedPolicy
 from trainers.memory import memory_in_use
 from trainers.mismatch import MismatchTotals
@@ -197,25 +197,28 @@ def gap(actor: ShardedPolicy, engine: VLLMEngine, size: Size, *, number: int) ->
     """How far the engine's log-probs are from the trainer's (bfloat16 on a GPU, both) on replies to new prompts."""
     asked = requests(size, number)
     replies = engine.generate(asked, SamplingParams(max_tokens=size.new_tokens))
-    theirs = actor.log_probs(rows_of(asked, replies))
-    difference = np.concatenate(theirs) - np.concatenate([reply.log_probs for reply in replies])
+    rows = rows_of(
+        *(ragged([request.prompt_ids for request in asked]), ragged([reply.reply_ids for reply in replies])),
+        ragged([reply.log_probs for reply in replies]),
+    )
+    difference = np.concatenate(actor.log_probs(rows)) - np.concatenate(rows.rollout_log_probs)
     totals = MismatchTotals()
     totals.add(torch.from_numpy(difference), torch.ones(len(difference)))
     return {name.removeprefix("actor/"): value for name, value in totals.metrics(actor.ranks).items()}
 
 
-def rows_of(asked: list[GenerationRequest], replies: list[Generation]) -> StepBatch:
-    """What scoring reads of a batch; everything else is 0."""
+def rows_of(prompts: np.ndarray, replies: np.ndarray, log_probs: np.ndarray) -> StepBatch:
+    """What scoring reads of a batch, each ragged [N]; everything else is 0."""
     columns: dict[str, Any] = {
-        field.name: np.zeros(len(asked))
+        field.name: np.zeros(len(prompts))
         for field in dataclasses.fields(StepBatch)
         if field.default is dataclasses.MISSING
     }
     columns |= {
-        "prompt_ids": ragged([request.prompt_ids for request in asked]),
-        "reply_ids": ragged([reply.reply_ids for reply in replies]),
-        "rollout_log_probs": ragged([reply.log_probs for reply in replies]),
-        "admissible": ragged([None] * len(asked)),
+        "prompt_ids": prompts,
+        "reply_ids": replies,
+        "rollout_log_probs": log_probs,
+        "admissible": ragged([None] * len(prompts)),
     }
     return StepBatch(**columns)
 

@@ -62,6 +62,7 @@ from trainers.worlds import (
     goal_products,
     make_grammar,
     make_manager,
+    manager_for,
     open_world,
     prompt_hash,
     require_positions,
@@ -419,9 +420,7 @@ def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None 
         template_hash = prompt_hash(settings.env)
         refuse_other_prompts(settings.model, prompt_template_hash=template_hash, environment=settings.env.env_name)
         policy = _local_engine(settings, ranks, num_envs)
-        manager = make_manager(
-            settings.env, settings.data, num_envs, count_tokens=policy.count_tokens, encode_ahead=policy.encode_all
-        )
+        manager = manager_for(policy, settings.env, settings.data, num_envs)
     constrained = settings.decodes_constrained
     try:
         return evaluate(

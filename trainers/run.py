@@ -37,7 +37,7 @@ from trainers.row_modes import RowConfig
 from trainers.scoring import require_plain_logits
 from trainers.settings import Settings, SettingsError
 from trainers.sharding import ShardingConfig, checkpoint_layers, compile_layers, require_compiler
-from trainers.worlds import drawing_seed, make_grammar, make_manager, open_world, prompt_hash, require_positions
+from trainers.worlds import drawing_seed, make_grammar, manager_for, open_world, prompt_hash, require_positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -171,9 +171,7 @@ def goals_played(state: RunState, before: Mapping[str, Any], settings: Settings)
 
 def make_collector(settings: Settings, engine: Engine, num_envs: int) -> TrajectoryCollector:
     """Plays so many environments at once with prompts that the engine's tokenizer measures."""
-    manager = make_manager(
-        settings.env, settings.data, num_envs, count_tokens=engine.count_tokens, encode_ahead=engine.encode_all
-    )
+    manager = manager_for(engine, settings.env, settings.data, num_envs)
     return TrajectoryCollector(manager, CollectorConfig(constrained=settings.actor_rollout_ref.rollout.constrained))
 
 

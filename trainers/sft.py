@@ -64,7 +64,7 @@ from trainers.settings import (
     group,
     setting,
 )
-from trainers.worlds import make_grammar, make_manager, open_world, require_positions
+from trainers.worlds import make_grammar, make_manager, manager_for, open_world, require_positions
 
 NEW = equal("init", None)
 NEW_TOKENIZER = equal("tokenizer", None)
@@ -260,9 +260,7 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     require_positions(model.config, settings.data)
     grammar = make_grammar(tokenizer, settings.env, settings.data)
     engine = HFEngine(model, tokenizer, grammar=grammar, copy_model=False)
-    manager = make_manager(
-        settings.env, settings.data, num_envs, count_tokens=engine.count_tokens, encode_ahead=engine.encode_all
-    )
+    manager = manager_for(engine, settings.env, settings.data, num_envs)
     began = time.perf_counter()
     if is_recorded(settings.source):
         lesson = recorded(
@@ -358,13 +356,7 @@ def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrai
 
 def _evaluate(settings: SftSettings, engine: HFEngine, world: World, ranks: Any, num_envs: int) -> Evaluation:
     goals, source = goals_to_play(world, settings.env, settings.data, split="eval", num=settings.eval_goals)
-    manager = make_manager(
-        settings.env,
-        settings.data,
-        min(num_envs, len(goals)),
-        count_tokens=engine.count_tokens,
-        encode_ahead=engine.encode_all,
-    )
+    manager = manager_for(engine, settings.env, settings.data, min(num_envs, len(goals)))
     return evaluate(
         TrajectoryCollector(manager, CollectorConfig(constrained=True)),
         engine,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from env_manager import PageView
+    from rollout.types import Engine
     from webshop_env.catalog import Version
 
 NUM_SEEDS = 11_500
@@ -148,6 +149,11 @@ def make_manager(
         _require_room(env, data, count_tokens)
     kwargs = {"shop": open_shop_world(env)} if is_shop(env) else None
     return EnvManager(env.env_name, num_envs, config, kwargs, make_envs=_backend(env))
+
+
+def manager_for(engine: Engine, env: EnvSettings, data: DataSettings, num_envs: int) -> EnvManager:
+    """`make_manager` with prompts as long as an engine's tokenizer says, which has those of a step all at once."""
+    return make_manager(env, data, num_envs, count_tokens=engine.count_tokens, encode_ahead=engine.encode_all)
 
 
 def _backend(env: EnvSettings) -> Callable[..., VectorEnv]:

@@ -19,7 +19,7 @@ from trainers.goals import fixed_goals
 from trainers.lost_steps import lost_steps
 from trainers.ranks import Ranks
 from trainers.settings import Settings
-from trainers.worlds import World, goal_ids, goal_products, make_manager
+from trainers.worlds import World, goal_ids, goal_products, manager_for
 from webshop_env.shop import Shop
 
 TEMPERATURE = 0.4
@@ -45,13 +45,7 @@ class HeldOutGoals:
         """The first `num` goals of the test split, or all of it where it is smaller; those of the published one are
         500."""
         goals = fixed_goals(world, "test", num)
-        manager = make_manager(
-            settings.env,
-            settings.data,
-            min(len(goals), 512),
-            count_tokens=engine.count_tokens,
-            encode_ahead=engine.encode_all,
-        )
+        manager = manager_for(engine, settings.env, settings.data, min(len(goals), 512))
         return cls(settings=settings, world=world, engine=engine, ranks=ranks, goals=goals, manager=manager)
 
     def named(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from trainers.sharding import ShardingConfig, checkpoint_layers
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where bench_vllm.py is
 
-from bench_vllm import make_policy
+from bench_vllm import make_policy, rows_of
 
 LEARNING_RATE = 1e-4
 """Large enough for an optimizer step to show in the next loss."""
@@ -164,31 +164,14 @@ def made_up_rows(seed: int, num: int, longest: int, vocab_size: int) -> StepBatc
     """Rows of random tokens with the lengths of a shop's: prompts of a quarter to all of the room, replies of half a
     tenth to a fifth of it."""
     rng = np.random.default_rng((11, seed))
-    zeros, ones = np.zeros(num, np.float32), np.ones(num, bool)
 
     def texts(shortest: float, most: float) -> np.ndarray:
         lengths = rng.integers(max(1, int(longest * shortest)), int(longest * most) + 1, num)
         return ragged([rng.integers(0, vocab_size, length).astype(np.int32) for length in lengths])
 
     prompts, replies = texts(0.2, 0.8), texts(0.02, 0.2)
-    return StepBatch(
-        prompt_ids=prompts,
-        reply_ids=replies,
-        rollout_log_probs=ragged([np.zeros(len(reply), np.float32) for reply in replies]),
-        admissible=ragged([None] * num),
-        group_id=np.zeros(num, np.int64),
-        episode_id=np.arange(num),
-        anchor_id=np.zeros(num, np.int64),
-        step_index=np.zeros(num, np.int32),
-        goal_index=np.zeros(num, np.int32),
-        reward=zeros,
-        episode_return=zeros,
-        episode_length=np.ones(num, np.int32),
-        format_valid=ones,
-        action_possible=ones,
-        won=ones,
-        truncated=ones,
-        task_score=zeros,
+    return replace(
+        rows_of(prompts, replies, ragged([np.zeros(len(reply), np.float32) for reply in replies])),
         row_weight=np.ones(num, np.float32),
         advantage=rng.normal(size=num).astype(np.float32),
     )
