@@ -28,11 +28,9 @@ import gc
 import json
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -42,14 +40,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # machine.py is beside the other benchmarks
 
+from clock import BusyGauge, Clock
 from machine import command_to_keep, describe_machine, place_of_result, run_script
+from scripted_play import RandomTokens, Script, ScriptedEngine, StreamingScriptedEngine
 
-from env_manager import EnvManager
 from rollout.collector import CollectorConfig, TrajectoryCollector
 from rollout.constrained import ActionGrammar
 from rollout.engines.prompts import PromptEncoder
 from rollout.statistics import with_statistics
-from rollout.types import Engine, Generation, GenerationRequest, NoiseKey, SamplingParams, StepBatch, StreamingPolicy
+from rollout.types import Engine, GenerationRequest, NoiseKey, SamplingParams, StepBatch, StreamingPolicy
 from trainers.actor import Actor, ActorConfig, Reference
 from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.demonstrations import demonstrate
@@ -136,192 +135,6 @@ TINY_SETTINGS = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
 )
 SHAPES = {"qwen": QWEN, "smollm2": SMOLLM2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """What the environments are given, whatever the engine wrote, and how long replies are."""
-
-    manager: EnvManager
-    oracle: OraclePolicy
-    wander: float
-    reply_tokens: float
-    """Mean of a log-normal distribution, cut at the limit of replies."""
-
-    def length(self, noise: NoiseKey, max_tokens: int) -> int:
-        """Tokens that this reply shall have."""
-        spread = 0.5
-        drawn = self._rng(noise, 0).lognormal(np.log(self.reply_tokens) - spread**2 / 2, spread)
-        return int(np.clip(round(drawn), 4, max_tokens))
-
-    def action(self, noise: NoiseKey) -> str:
-        """What is done on the page that the request's environment shows."""
-        observation, info = self.manager.page(noise.episode % self.manager.num_envs)
-        action = self.oracle.act(observation, info)
-        others = [a for a in info["available_actions"] if not a.startswith("search[") and a != "click[buy now]"]
-        rng = self._rng(noise, 1)
-        if others and rng.random() < self.wander:
-            return str(rng.choice(others))
-        return action
-
-    def text(self, action: str) -> str:
-        """A well-formed reply of the template that takes an action."""
-        thought = f"<think>{action}</think>" if self.manager.template.thinks else ""
-        return f"{thought}<action>{action}</action>"
-
-    @staticmethod
-    def _rng(noise: NoiseKey, what: int) -> np.random.Generator:
-        return np.random.default_rng((what, noise.seed, noise.update, noise.episode, noise.step))
-
-
-class ScriptedEngine:
-    """An engine whose replies are kept as they were sampled, while the environments get a scripted action."""
-
-    def __init__(self, engine: Any, script: Script) -> None:
-        self.engine, self.script = engine, script
-        self.script_s = 0.0
-        """Seconds spent on the script, which collecting includes."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    @property
-    def weight_version(self) -> int:
-        return int(self.engine.weight_version)
-
-    def encode(self, prompt: str) -> np.ndarray:
-        return self.engine.encode(prompt)
-
-    def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
-        """For engines that answer whole lists: as long as the longest is to be, then cut."""
-        lengths = [self.script.length(request.noise, params.max_tokens) for request in requests]
-        written = self.engine.generate(requests, replace(params, max_tokens=max(lengths)))
-        return [
-            self._told(request, replace(reply, reply_ids=reply.reply_ids[:length], log_probs=reply.log_probs[:length]))
-            for request, reply, length in zip(requests, written, lengths, strict=True)
-        ]
-
-    def _told(self, request: GenerationRequest, written: Generation) -> Generation:
-        began = time.perf_counter()
-        text = self.script.text(self.script.action(request.noise))
-        self.script_s += time.perf_counter() - began
-        return replace(written, text=text, is_cut=False)
-
-
-class StreamingScriptedEngine(ScriptedEngine):
-    """The same for an engine that takes requests while others are being answered."""
-
-    def __init__(self, engine: Any, script: Script) -> None:
-        super().__init__(engine, script)
-        self.asked: dict[int, GenerationRequest] = {}
-
-    def submit(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[int]:
-        numbers = []
-        for request in requests:
-            length = self.script.length(request.noise, params.max_tokens)
-            (number,) = self.engine.submit([request], replace(params, max_tokens=length))
-            self.asked[number] = request
-            numbers.append(number)
-        return numbers
-
-    def poll(self) -> list[tuple[int, Generation]]:
-        return [(number, self._told(self.asked.pop(number), written)) for number, written in self.engine.poll()]
-
-
-class RandomTokens:
-    """A policy without a model: replies of random tokens, or of the action's own where a grammar binds them."""
-
-    weight_version = 0
-
-    def __init__(self, encoder: PromptEncoder, vocabulary: int, script: Script, grammar: ActionGrammar | None) -> None:
-        self.encode, self.vocabulary, self.script, self.grammar = encoder.encode, vocabulary, script, grammar
-
-    def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation]:
-        return [self._reply(request, params) for request in requests]
-
-    def _reply(self, request: GenerationRequest, params: SamplingParams) -> Generation:
-        action = self.script.action(request.noise)
-        if self.grammar is not None:
-            reply = self.grammar.encode_reply(action)
-        else:
-            length = self.script.length(request.noise, params.max_tokens)
-            rng = np.random.default_rng((request.noise.episode, request.noise.step))
-            reply = rng.integers(0, self.vocabulary, length).astype(np.int32)
-        log_probs = np.full(len(reply), -np.log(self.vocabulary), dtype=np.float32)
-        return Generation(reply, log_probs, self.script.text(action), is_cut=False)
-
-
-class Clock:
-    """Seconds and peak memory of phases, GPU work included."""
-
-    def __init__(self, device: torch.device, gauge: BusyGauge | None = None) -> None:
-        self.device, self.gauge = device, gauge
-        self.seconds: dict[str, float] = {}
-        self.peak_gib: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self._wait()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        if self.gauge is not None:
-            self.gauge.phase = name
-        began = time.perf_counter()
-        yield
-        self._wait()
-        self.seconds[name] = time.perf_counter() - began
-        if self.device.type == "cuda":
-            self.peak_gib[name] = torch.cuda.max_memory_allocated(self.device) / 2**30
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-class BusyGauge:
-    """How much of the time a kernel ran, by the driver's own account, while a phase was going on, and how much memory
-    was taken then, by whatever process and library: torch's own account holds what an engine has that is asleep.
-
-    The driver tells shares of its last sixth of a second or so: phases of a second and more are what this is good for.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.phase = ""
-        self.percent: dict[str, list[int]] = {}
-        self.used_gib: dict[str, float] = {}
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> BusyGauge:
-        if self.device.type == "cuda":
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def pop(self) -> dict[str, float]:
-        """Mean share by phase since this was last asked."""
-        found, self.percent = self.percent, {}
-        return {phase: round(float(np.mean(values)) / 100, 3) for phase, values in found.items()}
-
-    def pop_memory(self) -> dict[str, float]:
-        """Most GiB taken by phase since this was last asked."""
-        found, self.used_gib = self.used_gib, {}
-        return {phase: round(used, 2) for phase, used in found.items()}
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(0.2):
-            free, total = torch.cuda.mem_get_info(self.device)
-            self.used_gib[self.phase] = max(self.used_gib.get(self.phase, 0.0), (total - free) / 2**30)
-            try:
-                percent = torch.cuda.utilization(self.device)
-            except (ModuleNotFoundError, RuntimeError):  # there is no library to ask
-                return
-            self.percent.setdefault(self.phase, []).append(percent)
 
 
 class CountingCollator:
