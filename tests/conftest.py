@@ -9,6 +9,8 @@ import pytest
 
 # Before torch is imported anywhere: two threads are what the smallest supported machine has.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Threads that spin while they wait are many times slower where something else keeps one of the cores busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A process that is aborted tells where it stood.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
