@@ -36,6 +36,9 @@ class CollectorConfig:
     """Let the policy write only actions that the page offers."""
 
 
+GATHERED = 16
+"""One in so many of the replies that are being written must be finished before their episodes go on, together: a pass
+of the model that reads prompts beside them costs twice one that only writes, whether it reads one or eight."""
 PHASES = ("prompt", "generate", "env", "flatten")
 """What a rollout spends time on: prompts and their tokens, waiting for the policy, stepping, making rows."""
 
@@ -174,8 +177,11 @@ class TrajectoryCollector:
                 if requests:
                     numbers = engine.submit(requests, params)
                     waiting.update(zip(numbers, zip(to_ask, requests, strict=True), strict=True))
-                # Replies that nobody waits for belong to a collection that was interrupted.
-                finished = [(*waiting.pop(n), generation) for n, generation in engine.poll() if n in waiting]
+                finished = []
+                enough = -(-len(waiting) // GATHERED)
+                while waiting and len(finished) < enough:
+                    # Replies that nobody waits for belong to a collection that was interrupted.
+                    finished += [(*waiting.pop(n), generation) for n, generation in engine.poll() if n in waiting]
             finished.sort(key=lambda item: item[0])
             for _, _, generation in finished:
                 if generation.weight_version != version:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from env_manager import EnvManager
+from env_manager.webshop import REFUSED
 from rollout.constrained import ActionGrammar
 from rollout.engines.prompts import PromptEncoder
 from rollout.types import Generation, GenerationRequest, NoiseKey, SamplingParams
@@ -36,7 +37,8 @@ class Script:
         """What is done on the page that the request's environment shows."""
         observation, info = self.manager.page(noise.episode % self.manager.num_envs)
         action = self.oracle.act(observation, info)
-        others = [a for a in info["available_actions"] if not a.startswith("search[") and a != "click[buy now]"]
+        left_out = REFUSED | {"click[buy now]"}
+        others = [a for a in info["available_actions"] if not a.startswith("search[") and a not in left_out]
         rng = self._rng(noise, 1)
         if others and rng.random() < self.wander:
             return str(rng.choice(others))

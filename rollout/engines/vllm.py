@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 
 CPU_CACHE_BYTES = 2**30
 """Of the CPU build's cache, where the config names no size."""
+GRAPH_SIZES = (
+    *(1, 2, 4, *range(8, 256, 8), *range(256, 512, 16)),  # as vLLM has them
+    *(*range(512, 1024, 64), *range(1024, 2048, 128), *range(2048, 4097, 256)),
+)
+"""Tokens of a pass for which a CUDA graph is kept; a pass takes the next larger one. Beyond 512, where vLLM ends, lie
+the passes that read a new prompt or two beside replies that are written: most of a rollout's."""
 STAGES = ("sleep", "wake_weights", "sync", "wake_cache")
 """What the engine does besides generating: gives memory back, takes it in two stages, copies weights."""
 
@@ -293,8 +299,11 @@ class VLLMEngine:
             "enable_sleep_mode": self._can_sleep,
             "disable_log_stats": True,
         }
+        compilation: dict[str, Any] = {}
         if self._is_cpu:
             arguments["kv_cache_memory_bytes"] = self.config.kv_cache_memory_bytes or CPU_CACHE_BYTES
+        elif not self.config.enforce_eager:
+            compilation["cudagraph_capture_sizes"] = list(GRAPH_SIZES)
         if self.config.under_launcher:
             arguments["distributed_executor_backend"] = "external_launcher"
         if self.config.tensor_parallel_size > 1:
@@ -302,12 +311,14 @@ class VLLMEngine:
             arguments["async_scheduling"] = False  # what it does next depends on how fast a rank was
             # NCCL alone adds up: the others need memory that does not sleep, or NVLink multicast.
             arguments["disable_custom_all_reduce"] = True
-            arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+            compilation["pass_config"] = {"fuse_allreduce_rms": False}
         if self.grammar is not None:
             from rollout.engines.vllm_mask import mask_class
 
             arguments["logits_processors"] = [mask_class(self.grammar)]
             arguments["async_scheduling"] = False  # a mask needs the token before it
+        if compilation:
+            arguments["compilation_config"] = compilation
         shares_memory = self._is_cpu and self.config.tensor_parallel_size > 1
         try:
             if shares_memory:

@@ -150,6 +150,31 @@ def test_a_model_that_answers_in_pieces_plays_the_same_shopping_trips() -> None:
     same_rows(*batches)
 
 
+class OneByOne(ThreadedScript):
+    """Finishes one reply after the other, the oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: None)
+        self.asked: list[int] = []
+
+    def submit(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[int]:
+        self.asked.append(len(requests))
+        return super().submit(requests, params)
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        oldest = min(self._running, key=self._running.__getitem__)
+        return [(self._running.pop(oldest), oldest.result())]
+
+
+def test_prompts_are_read_together_while_most_replies_are_being_written() -> None:
+    policy = OneByOne()
+    rows = lake(policy, num_envs=64, goals=range(32))
+    same_rows(rows, lake(LockStep(ThreadedScript(lambda request: None)), num_envs=64, goals=range(32)))
+    most = policy.asked[: -len(policy.asked) // 6]  # at the end few are left, and none of them waits for many
+    assert most[0] == 64 and set(most[1:]) == {4}, "one in sixteen"
+    assert sum(policy.asked) == len(rows)
+
+
 def test_what_a_policy_fails_at_ends_the_collection() -> None:
     def fail(request: GenerationRequest) -> None:
         if request.noise.step == 2:
