@@ -232,7 +232,7 @@ def test_a_report_compares_arms_goal_by_goal_and_products_where_they_are_kept_ap
     ]
     printed = learning("report", *arms, "--out", str(tmp_path / "report"))
     assert "| gigpo | 0 | published | 1 | 2.00 | 2 | 0.0 [0.0, 49.0] | 50.0 [15.0, 85.0] | 75.0" in printed
-    assert re.search(r"\| -25.0 \[[^]]*\] at 2 s", printed), "grpo against gigpo of the same seed, of four goals"
+    assert re.search(r"\| -25.0 \[[^]]*\] after 1 updates", printed), "grpo against gigpo of one seed, of four goals"
     assert "| 50.0 [0.0, 100.0] over products | 75.0" in printed, "of two products, with three goals and one"
     assert "| gigpo | 2 | 62.5 | 50.0 to 75.0 |" in printed
     assert (tmp_path / "report" / "learning.md").read_text().strip() == printed.strip()

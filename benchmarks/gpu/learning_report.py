@@ -112,10 +112,11 @@ def results_table(arms: Sequence[Arm], ceilings: dict[str, Any]) -> str:
         main = mains.get((arm["place"], arm["seed"]))
         difference = ""
         if main is not None and main is not arm and main["goals"]["goal_id"] == arm["goals"]["goal_id"]:
-            # Arms of unlike lengths are compared after the same seconds, as near as there are measurements.
-            beside = min(as_trained(main), key=lambda m: abs(m["train_s"] - last["train_s"]))
+            # Arms of unlike lengths are compared after as many updates, as near as there are measurements: seconds of
+            # arms that shared a GPU are no measure.
+            beside = min(as_trained(main), key=lambda m: abs(m["updates"] - last["updates"]))
             before, after = (np.asarray(m["won"], dtype=bool) for m in (beside, last))
-            difference = f"{points(paired_share_estimate(before, after))} at {beside['train_s']:.0f} s"
+            difference = f"{points(paired_share_estimate(before, after))} after {beside['updates']} updates"
         free = [m for m in arm["measurements"] if not m["constrained"] and m["updates"] == last["updates"]]
         seconds, over = arm["updates"]["wall_s"], " over products" if by_product(arm) else ""
         lines.append(
@@ -144,20 +145,18 @@ def seeds_table(arms: Sequence[Arm]) -> str:
 
 
 def lost_table(arms: Sequence[Arm]) -> str:
-    """Markdown: a column for each arm's start and end, of its first seed; rows are shares in percent."""
-    shown, columns = [], []
+    """Markdown: a column for each start and each arm's end, of its first seed; rows are shares in percent."""
+    shown: list[str] = []
+    columns: list[tuple[str, dict[str, Any]]] = []
     for arm in arms:
         if arm["arm"] in shown or not all(m.get("lost") for m in (as_trained(arm)[0], as_trained(arm)[-1])):
             continue
         shown.append(arm["arm"])
-        start_free = [m for m in arm["measurements"] if not m["constrained"] and m["updates"] == 0]
-        for when, m in (
-            ("start, unconstrained", start_free),
-            ("start", as_trained(arm)[:1]),
-            ("end", as_trained(arm)[-1:]),
-        ):
-            if m and (f"{arm['arm']}, {when}", m[0]["lost"]) not in columns and m[0].get("lost"):
-                columns.append((f"{arm['arm']}, {when}", m[0]["lost"]))
+        for m in arm["measurements"]:  # arms of one start have it in common
+            free = "" if m["constrained"] else ", unconstrained"
+            if m["updates"] == 0 and m.get("lost") and all(m["lost"] != lost for _, lost in columns):
+                columns.append((f"start of {arm['place']}{free}", m["lost"]))
+        columns.append((f"{arm['arm']}, end", as_trained(arm)[-1]["lost"]))
     if not columns:
         return ""
     lines = [f"| | {' | '.join(name for name, _ in columns)} |", "| --- " * (len(columns) + 1) + "|"]

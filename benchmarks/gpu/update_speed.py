@@ -500,14 +500,7 @@ def whole_updates(shape: Shape, arguments: argparse.Namespace, extra: Sequence[s
             say(f"opened in {result['opened_s']} s")
             scripted = None
             if not settings.actor_rollout_ref.rollout.constrained:
-                kind = StreamingScriptedEngine if isinstance(run.engine, StreamingPolicy) else ScriptedEngine
-                script = Script(
-                    manager=run.collector.manager,
-                    oracle=OraclePolicy(open_shop_world(settings.env)),
-                    wander=shape.wander,
-                    reply_tokens=arguments.reply_tokens,
-                )
-                scripted = kind(run.engine, script)
+                scripted = script_of(run.engine, run.collector, shape, settings, arguments.reply_tokens)
                 run.engine = cast("Engine", scripted)
             for update in range(1 + arguments.updates):
                 with BusyGauge(ranks.device) as gauge:
@@ -518,11 +511,23 @@ def whole_updates(shape: Shape, arguments: argparse.Namespace, extra: Sequence[s
                 print_update(measured, is_warm=update > 0)
                 keep(result, arguments.out)
             if isinstance(run.engine, StreamingPolicy):
-                result["all_prompts_at_once"] = at_once(run, batch, measured["metrics"])
+                result["all_prompts_at_once"] = at_once(
+                    run.engine, settings, batch, collected_s=measured["metrics"]["time/generate_s"]
+                )
                 say(f"all prompts at once: {result['all_prompts_at_once']}")
         finally:
             run.log.close()
             run.engine.close()
+
+
+def script_of(
+    engine: Engine, collector: TrajectoryCollector, shape: Shape, settings: Settings, reply_tokens: float
+) -> ScriptedEngine:
+    """The engine, whose replies a script of actions takes the place of."""
+    kind = StreamingScriptedEngine if isinstance(engine, StreamingPolicy) else ScriptedEngine
+    shop = OraclePolicy(open_shop_world(settings.env))
+    script = Script(manager=collector.manager, oracle=shop, wander=shape.wander, reply_tokens=reply_tokens)
+    return kind(engine, script)
 
 
 def measure_update(
@@ -565,7 +570,7 @@ def measure_update(
     return measured | {"rates": rates}, batch
 
 
-def at_once(run: Run, batch: StepBatch, metrics: dict[str, Any]) -> dict[str, float]:
+def at_once(engine: Any, settings: Settings, batch: StepBatch, *, collected_s: float) -> dict[str, float]:
     """How long the engine takes where no prompt waits for an environment: the same prompts, replies as long."""
     requests = [
         GenerationRequest(prompt, NoiseKey(1, 0, int(episode), int(step)), admissible=admissible)
@@ -573,17 +578,16 @@ def at_once(run: Run, batch: StepBatch, metrics: dict[str, Any]) -> dict[str, fl
             batch.prompt_ids, batch.episode_id, batch.step_index, batch.admissible, strict=True
         )
     ]
-    engine = getattr(run.engine, "engine", run.engine)
-    limit = run.settings.data.max_response_length
+    engine = getattr(engine, "engine", engine)
     began = time.perf_counter()
     waiting = set()
     for request, reply in zip(requests, batch.reply_ids, strict=True):
-        length = limit if request.admissible is not None else len(reply)
-        waiting |= set(engine.submit([request], replace(rollout_sampling(run.settings), max_tokens=length)))
+        length = settings.data.max_response_length if request.admissible is not None else len(reply)
+        waiting |= set(engine.submit([request], replace(rollout_sampling(settings), max_tokens=length)))
     while waiting:
         waiting -= {number for number, _ in engine.poll()}
     seconds = time.perf_counter() - began
-    return {"s": round(seconds, 3), "collect_to_this": round(metrics["time/generate_s"] / seconds, 3)}
+    return {"s": round(seconds, 3), "collect_to_this": round(collected_s / seconds, 3)}
 
 
 def print_update(measured: dict[str, Any], *, is_warm: bool) -> None:

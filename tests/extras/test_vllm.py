@@ -486,26 +486,36 @@ def test_a_model_that_the_build_cannot_run_is_refused_in_one_line_before_anythin
     assert "vLLM does not start with" in line and "Unsupported CPU attention configuration: head_dim=16" in line
 
 
-@pytest.mark.timeout(600)
-def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
+def run_benchmark(tmp_path: Path, script: str, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """What a benchmark prints and what it writes."""
     out = tmp_path / "result.json"
-    command = [sys.executable, "benchmarks/bench_vllm.py", "--tiny", "--out", str(out)]
+    command = [sys.executable, f"benchmarks/{script}", *arguments, "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
     assert done.returncode == 0, done.stderr[-3000:]
-    engine = json.loads(out.read_text())["engine"]
-    assert "| sync |" in done.stdout and len(engine["cycles"]["all"]) == 4
+    return done.stdout, json.loads(out.read_text())
+
+
+@pytest.mark.timeout(600)
+def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
+    printed, result = run_benchmark(tmp_path, "bench_vllm.py", "--tiny")
+    engine = result["engine"]
+    assert "| sync |" in printed and len(engine["cycles"]["all"]) == 4
     assert engine["gap_before_cycles"]["engine_gap_max_nats"] < CLOSE
     assert engine["gap_after_cycles"]["engine_gap_max_nats"] < CLOSE
 
 
 @pytest.mark.timeout(600)
 def test_the_benchmark_of_rollouts_counts_passes(tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    command = [sys.executable, "benchmarks/bench_rollout.py", "--policy", "vllm", "--no-script", "--out", str(out)]
-    environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=420)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rollout = json.loads(out.read_text())["embedded_policy"]
-    assert rollout["longest_episode_choices"] <= rollout["num_passes"] < rollout["longest_episode_tokens"]
-    assert rollout["num_choices"] < rollout["num_tokens"]
+    _, result = run_benchmark(tmp_path, "bench_rollout.py", "--policy", "vllm", "--no-script")
+    played = result["embedded_policy"]
+    assert played["longest_episode_choices"] <= played["num_passes"] < played["longest_episode_tokens"]
+    assert played["num_choices"] < played["num_tokens"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("flags", [(), ("--one-by-one", "--small-graphs")])
+def test_the_benchmark_of_collecting_counts_what_was_played(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    _, result = run_benchmark(tmp_path, "gpu/collect_speed.py", "--tiny", *flags)
+    assert result["write_only"]["passes"] >= 20 and result["all_prompts_at_once"]["s"] > 0
+    assert result["collect"]["sampled_tokens"] == result["collect"]["size"]["reply_tokens"] > 0
