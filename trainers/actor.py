@@ -21,6 +21,7 @@ import torch
 
 from rollout.types import StepBatch, ragged
 from trainers import lora
+from trainers.learning_rate import RateSchedule
 from trainers.losses import LossConfig, TokenLosses, kl_estimate, row_coefficients, token_losses
 from trainers.mismatch import MismatchTotals
 from trainers.offload import state_on
@@ -66,7 +67,9 @@ class ActorConfig:
     """How the actor learns; the defaults are those of the settings."""
 
     lr: float = OptimSettings.lr
-    """Learning rate of AdamW."""
+    """Learning rate of AdamW, at its highest."""
+    rate: RateSchedule = field(default_factory=RateSchedule)
+    """Share of it that each update has."""
     weight_decay: float = OptimSettings.weight_decay
     """Decoupled weight decay."""
     grad_clip: float = ActorSettings.grad_clip
@@ -96,6 +99,12 @@ class ActorConfig:
         actor = settings.actor_rollout_ref.actor
         return cls(
             lr=actor.optim.lr,
+            rate=RateSchedule(
+                shape=actor.optim.lr_scheduler_type,
+                num_steps=settings.trainer.total_updates,
+                num_rising=actor.optim.lr_warmup_steps,
+                lowest=actor.optim.min_lr_ratio,
+            ),
             weight_decay=actor.optim.weight_decay,
             grad_clip=actor.grad_clip,
             mini_batch_size=actor.ppo_mini_batch_size,
@@ -317,7 +326,7 @@ class Actor(ShardedPolicy):
             batch: With `advantage`, with `ref_log_probs` if the loss has a KL term, and with `old_log_probs` unless
                 there is a single step.
             seed: With `update`, names the order of the rows when there are several mini-batches.
-            update: Number of the update.
+            update: Number of the update, which the learning rate hangs on too.
 
         Returns:
             Metrics over all ranks and mini-batches that were learnt from; NaN where there are none.
@@ -330,6 +339,9 @@ class Actor(ShardedPolicy):
             raise ValueError("an update needs at least one row with a weight above 0")
         if batch.old_log_probs is None and not self._is_one_step(batch):
             raise ValueError("more than one optimizer step follows: fill old_log_probs with with_old_log_probs(batch)")
+        rate = self.config.lr * self.config.rate.share(update)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
         totals = UpdateTotals(
             tis_imp_ratio_cap=self.config.loss.tis_imp_ratio_cap, has_reference=batch.ref_log_probs is not None
         )
@@ -340,7 +352,7 @@ class Actor(ShardedPolicy):
             for start in range(0, len(order), self.config.mini_batch_size):
                 rows = batch.select(order[start : start + self.config.mini_batch_size])
                 totals = self._optimizer_step(rows, totals)
-        return totals.metrics(self.ranks)
+        return totals.metrics(self.ranks) | {"actor/lr": rate}
 
     def _is_one_step(self, batch: StepBatch) -> bool:
         return self.config.epochs == 1 and int(np.count_nonzero(batch.row_weight)) <= self.config.mini_batch_size

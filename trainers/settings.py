@@ -38,6 +38,7 @@ Baseline = Literal["episode", "step"]
 RowMode = Literal["pad", "copy", "delete"]
 KlKind = Literal["low_var_kl", "kl", "abs", "mse"]
 CheckpointFormat = Literal["full", "sharded"]
+RateShape = Literal["constant", "cosine"]
 ComputeType = Literal["auto", "bfloat16", "float32"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
@@ -314,6 +315,17 @@ class ModelSettings:
 class OptimSettings:
     lr: float = setting(1e-6, "learning rate of AdamW", at_least=0)
     weight_decay: float = setting(0.01, "decoupled weight decay of AdamW", at_least=0)
+    lr_warmup_steps: int = setting(0, "updates over which the learning rate rises to lr", at_least=0)
+    lr_scheduler_type: RateShape = setting(
+        "constant", "how it goes on, over trainer.total_updates", only=get_args(RateShape)
+    )
+    min_lr_ratio: float = setting(
+        0.0,
+        "share of lr that a cosine ends at",
+        at_least=0,
+        at_most=1,
+        needs=[equal(f"{_ACTOR}.optim.lr_scheduler_type", "cosine")],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

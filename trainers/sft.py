@@ -41,6 +41,7 @@ from trainers.errors import TrainingError, faults_told
 from trainers.evaluation import Evaluation, evaluate, goal_list_of, setup_of
 from trainers.files import atomic_directory, require_writable
 from trainers.goals import goals_to_play, train_goals
+from trainers.learning_rate import RateSchedule
 from trainers.models import (
     PROVENANCE,
     load_model,
@@ -70,6 +71,8 @@ NEW = equal("init", None)
 NEW_TOKENIZER = equal("tokenizer", None)
 PLAYED = Need("a source that plays", lambda values: not is_recorded(values["source"]))
 MEASURED = Need("eval_goals above 0", lambda values: values["eval_goals"] > 0)
+LOWEST_RATE = 0.1
+"""Share of the learning rate that imitation ends at."""
 MAX_NAN_STEPS = 5
 """Optimizer steps in a row with a loss or gradient that is not finite, after which imitation stops."""
 
@@ -173,6 +176,9 @@ def imitate(
     rng = np.random.default_rng(settings.seed)
     lengths = rows.lengths
     num_steps = max(1, math.ceil(settings.epochs * math.ceil(len(rows) / settings.batch_rows)))
+    schedule = RateSchedule(
+        shape="cosine", num_steps=num_steps, num_rising=int(num_steps * settings.warmup_frac), lowest=LOWEST_RATE
+    )
     losses: list[torch.Tensor] = []
     began, num_tokens, step, num_nan_steps = time.perf_counter(), 0, 0, 0
     while step < num_steps:
@@ -182,7 +188,7 @@ def imitate(
                 break
             chosen = order[start : start + settings.batch_rows]
             for parameters in optimizer.param_groups:
-                parameters["lr"] = settings.lr * learning_rate_share(step, num_steps, settings.warmup_frac)
+                parameters["lr"] = settings.lr * schedule.share(step)
             optimizer.zero_grad(set_to_none=True)
             loss = torch.zeros((), device=device)
             num_reply_tokens = sum(len(rows.replies[row]) for row in chosen)
@@ -226,15 +232,6 @@ def _spoilt(what: str, settings: SftSettings) -> TrainingError:
     return TrainingError(
         f"{what} that are not finite; nothing was written. Start again with a lower lr ({settings.lr:g}), say"
     )
-
-
-def learning_rate_share(step: int, num_steps: int, warmup_frac: float) -> float:
-    """Share of the highest learning rate: a straight rise, then a cosine down to a tenth."""
-    warmup = int(num_steps * warmup_frac)
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, num_steps - warmup)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
 
 def run(settings: SftSettings, command: str) -> dict[str, Any]:

@@ -257,10 +257,11 @@ def play_arm(args: argparse.Namespace) -> None:
     if len(words) == 2:
         shop = shop_words(chosen.start, cut=args.cut, data=args.data, tiny=args.tiny)
         words += [*shop, *engine_words(args.engine), *chosen.words, *args.words, f"trainer.output_dir={directory}"]
-        words += ["trainer.test_freq=-1", "trainer.val_before_train=false", f"trainer.total_updates={MANY_UPDATES}"]
+        words += ["trainer.test_freq=-1", "trainer.val_before_train=false"]
         words += ["trainer.save_freq=0", "trainer.max_actor_ckpt_to_keep=1", "trainer.logger=[]"]
     elif args.data:
         words.append(f"env.webshop.data_dir={args.data}")
+    words.append(f"trainer.total_updates={args.updates}")  # where a falling learning rate arrives
     settings, notes, _ = resolve(words)
     for note in notes:
         say(f"note: {note}")

@@ -16,6 +16,7 @@ from rollout.constrained import ActionGrammar
 from rollout.engines.hf import HFEngine
 from rollout.types import GenerationRequest, NoiseKey, SamplingParams, StepBatch, ragged
 from trainers.actor import Actor, ActorConfig, NotFinite, Reference, UpdateTotals
+from trainers.learning_rate import RateSchedule
 from trainers.losses import LossConfig
 from trainers.models import make_small_policy, train_tokenizer
 from trainers.packing import pack_sequences
@@ -375,6 +376,21 @@ def test_mini_batches_are_optimizer_steps_and_the_first_is_on_policy(make_actor,
     assert metrics["actor/ratio_max"] > 1.0
     assert metrics["actor/first_ratio_distance"] < 1e-5
     assert metrics["actor/skipped_steps"] == 0
+
+
+def test_an_update_has_the_learning_rate_of_its_number(make_actor, batch):
+    rate = RateSchedule(shape="cosine", num_steps=4, num_rising=1, lowest=0.0)
+    actor = make_actor(lr=0.01, rate=rate, weight_decay=0.0, loss=LossConfig(use_kl_loss=False))
+    moved = []
+    for number in (1, 4):
+        before = {name: weight.clone() for name, weight in actor.full_state_dict().items()}
+        metrics = actor.update(batch, update=number)
+        moved.append(
+            max(float((weight - before[name]).abs().max()) for name, weight in actor.full_state_dict().items())
+        )
+        assert metrics["actor/lr"] == 0.01 * rate.share(number)
+    assert moved[0] == pytest.approx(0.01, rel=0.01), "AdamW's first step"
+    assert moved[1] == 0.0, "the cosine has arrived"
 
 
 def test_learning_makes_the_rewarded_reply_likelier(make_actor, batch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ from trainers.errors import TrainingError
 from trainers.goal_files import save_goals
 from trainers.models import load_model, load_tokenizer, refuse_other_prompts
 from trainers.settings import SettingsError, resolve
-from trainers.sft import SftSettings, learning_rate_share, main, run
+from trainers.sft import SftSettings, main, run
 from trainers.worlds import make_manager, open_world
 from webshop_env.policies import OraclePolicy
 
@@ -45,14 +44,6 @@ def test_noise_shows_the_way_back_and_belongs_to_the_seed(settings, shop):
     assert len(noisy.actions) > len(plain.actions)
     assert "click[< prev]" in noisy.actions
     assert noisy.actions == demonstrate(manager, OraclePolicy(shop), goals, noise=0.4, seed=1).actions
-
-
-def test_the_learning_rate_rises_then_falls_to_a_tenth():
-    shares = [learning_rate_share(step, 100, 0.1) for step in range(100)]
-    assert shares[0] == pytest.approx(0.1)
-    assert max(shares) == 1.0
-    assert int(np.argmax(shares)) in (9, 10)
-    assert shares[-1] == pytest.approx(0.1, abs=1e-3)
 
 
 def test_a_policy_is_made_from_nothing_with_its_provenance(tmp_path, capsys):
