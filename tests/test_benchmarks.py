@@ -159,9 +159,10 @@ def test_what_the_oracle_reaches(tmp_path: Path) -> None:
     printed, result = run_benchmark(tmp_path, "oracle_ceiling.py", "--small")
     assert "| product:0, v0 |" in printed and printed.count("| goal, v") == 2
     for split in result["splits"]:
-        oracle, rule = split["oracle"], split["rule"]
+        oracle, rule, looking, guided = (split[name] for name in ("oracle", "rule", "looking", "guided"))
         assert len(oracle["goals_not_won"]) == round((1 - oracle["success"]["mean"]) * split["num_test_goals"])
         assert rule["success"]["mean"] < oracle["success"]["mean"] <= oracle["success"]["high"] <= 1
+        assert rule["success"]["mean"] <= looking["success"]["mean"] <= guided["success"]["mean"]
         assert split["split_by"] == "goal" or split["num_shared_products"] == 0
         if split["version"] == "v1":
             assert oracle["success"]["mean"] == 1.0, "with the goal's options its own product scores 1"

@@ -22,14 +22,17 @@ from rollout.storage import load_batch
 from trainers.scoring import Pairs
 from trainers.settings import EnvSettings, SettingsError
 from trainers.worlds import open_shop_world
-from webshop_env.policies import OraclePolicy, Policy, RulePolicy
+from webshop_env.policies import GuidedPolicy, LookingPolicy, OraclePolicy, Policy, Remembering, RulePolicy
 
 if TYPE_CHECKING:
     from rollout.types import StepBatch
     from trainers.worlds import World
 
 BUY = "click[buy now]"
-_IN_SHOPS: dict[str, Callable[..., Policy]] = {"oracle": OraclePolicy, "rule": RulePolicy}
+_IN_SHOPS: dict[str, Callable[..., Policy]] = {
+    **{"oracle": OraclePolicy, "guided": GuidedPolicy},
+    **{"rule": RulePolicy, "looking": LookingPolicy},
+}
 
 
 @dataclass(slots=True)
@@ -98,8 +101,9 @@ def make_source(name: str, world: World, env: EnvSettings) -> Policy:
     """The policy that shows how it is done.
 
     Args:
-        name: "oracle" or "rule" in shops; or "module:name", something that is called with the world (a `Shop`, where
-            it is one) and returns an object with `act(observation, info) -> action`.
+        name: "oracle", "guided", "rule" or "looking" in shops; or "module:name", something that is called with the
+            world (a `Shop`, where it is one) and returns an object with `act(observation, info) -> action`. One that
+            remembers what it saw also has `fresh()`, which returns another one for another episode.
         world: Where it plays.
         env: Settings that opened it.
 
@@ -129,7 +133,7 @@ def demonstrate(
 
     Args:
         manager: Its prompts are what is recorded; it ends up reset to the last goals.
-        source: What chooses the actions, by the pages.
+        source: What chooses the actions, by the pages; if it has `fresh()`, each episode gets its own.
         goals: int [E], one episode each, in any number.
         noise: Share of steps at which something else than the source's action is played. What is recorded is the
             source's action all the same, so that the way back is learnt too.
@@ -140,6 +144,7 @@ def demonstrate(
     shown = Demonstrations()
     for start in range(0, len(goals), manager.num_envs):
         chosen = [int(goal) for goal in goals[start : start + manager.num_envs]]
+        sources = [source.fresh() if isinstance(source, Remembering) else source for _ in chosen]
         generators = [random.Random(f"{seed} {start + slot}") for slot in range(len(chosen))]
         shown.won += [False] * len(chosen)
         shown.score += [0.0] * len(chosen)
@@ -148,7 +153,7 @@ def demonstrate(
             slots = [int(slot) for slot in np.flatnonzero(observations.is_live)]
             replies = []
             for slot in slots:
-                action, possible = source.act(*manager.page(slot)), observations.admissible[slot]
+                action, possible = sources[slot].act(*manager.page(slot)), observations.admissible[slot]
                 is_choosing = manager.page(slot)[1].get("page_kind") == "item" and action != BUY
                 if haste and is_choosing and BUY in possible and generators[slot].random() < haste:
                     action = BUY

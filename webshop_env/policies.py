@@ -1,7 +1,7 @@
-"""Policies without a model: an oracle to learn from, a rule to beat, and chance.
+"""Policies without a model: an oracle to learn from, rules to beat or to learn from, and chance.
 
-Each has `act(observation, info) -> action` and remembers nothing between steps, so one object can serve any number
-of sessions in any order.
+Each has `act(observation, info) -> action`. Oracle, rule and chance remember nothing between steps, so one object can
+serve any number of sessions in any order; those that remember play one at a time, and `fresh` gives another one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from thefuzz import fuzz
 
@@ -41,6 +41,15 @@ class Policy(Protocol):
     """Whatever chooses the next action from what a session shows."""
 
     def act(self, observation: str, info: Mapping[str, Any]) -> str: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A policy that remembers what it saw, so that each session needs its own."""
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str: ...
+
+    def fresh(self) -> Policy: ...
 
 
 class RandomPolicy:
@@ -168,6 +177,11 @@ class RulePolicy:
         return _BUY
 
     def _choose_product(self, observation: str, actions: Sequence[str], instruction: str) -> str:
+        ranked = self._ranked(observation, actions, instruction)
+        return ranked[0] if ranked else _BACK
+
+    def _ranked(self, observation: str, actions: Sequence[str], instruction: str) -> list[str]:
+        """What opens the products of a page of results, the most promising first."""
         wish = set(_wish_words(instruction))
         cap = _PRICE.search(instruction)
         cap_usd = float(cap[1]) if cap else float("inf")
@@ -179,7 +193,7 @@ class RulePolicy:
                 is_affordable = _upper_price(segments[i + 2]) <= cap_usd
                 num_shared = len(wish & set(_words(segments[i + 1])))
                 ranked.append((is_affordable, num_shared, -i, action))
-        return max(ranked)[3] if ranked else _BACK
+        return [action for *_, action in sorted(ranked, reverse=True)]
 
     def _wanted_labels(self, observation: str, info: Mapping[str, Any], instruction: str) -> Iterator[str]:
         """What to click for each option group in which nothing is selected yet and the instruction names a value."""
@@ -194,6 +208,89 @@ class RulePolicy:
             elif not named:
                 mentioned = [label for label in labels if _mentions(instruction, label)]
                 yield from [max(mentioned, key=len)] if mentioned else []
+
+
+class LookingPolicy(RulePolicy):
+    """A rule that looks before it buys.
+
+    It opens the products of a page of results one after the other, as `RulePolicy` ranks them, until one offers every
+    option that the instruction names, and buys that; where none of a few does, the one that offers most.
+
+    It remembers what it has opened since the session began, so it plays one session at a time.
+
+    Args:
+        shop: Not looked at.
+    """
+
+    MAX_LOOKS = 5
+    """Products opened, at most: 15 steps leave room to return to the best of them and to choose three options."""
+
+    def __init__(self, shop: Shop | None = None) -> None:
+        super().__init__(shop)
+        self._offers: dict[str, float] = {}
+        """Share of the named options that a product offers, by the action that opens it."""
+
+    def fresh(self) -> LookingPolicy:
+        """Another one, for another session."""
+        return LookingPolicy()
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        if info["page_kind"] == "start":
+            self._offers.clear()
+        if info["page_kind"] == "item":
+            opened = f"click[{info['asin'].lower()}]"
+            if opened not in self._offers:
+                share, best = self._share_offered(observation, info), max(self._offers.values(), default=-1.0)
+                self._offers[opened] = share
+                is_last = len(self._offers) >= self.MAX_LOOKS
+                if share < 1 and not (is_last and share > best) and _PREV in info["available_actions"]:
+                    return _PREV
+        return super().act(observation, info)
+
+    def _choose_product(self, observation: str, actions: Sequence[str], instruction: str) -> str:
+        ranked = self._ranked(observation, actions, instruction)
+        unseen = [action for action in ranked if action not in self._offers]
+        if unseen and len(self._offers) < self.MAX_LOOKS:
+            return unseen[0]
+        return max(ranked, key=lambda action: self._offers.get(action, -1.0)) if ranked else _BACK
+
+    def _share_offered(self, observation: str, info: Mapping[str, Any]) -> float:
+        named = dict(_named_options(info["instruction_text"].lower()))
+        groups = dict(_option_groups(observation, info["available_actions"]))
+        if not named:
+            return 1.0
+        is_offered = [
+            bool(
+                {match_key(value), match_key(f"{name}: {value}")} & {match_key(label) for label in groups.get(name, ())}
+            )
+            for name, value in named.items()
+        ]
+        return sum(is_offered) / len(is_offered)
+
+
+class GuidedPolicy(LookingPolicy):
+    """Searches as the oracle does and chooses as one who looks: data for imitation.
+
+    The oracle goes straight to a product that nothing on the page may tell from its neighbours, which a model can only
+    learn by heart, and never shows how to turn back. Here only the query is the oracle's.
+
+    Args:
+        shop: The shop that the sessions are in.
+        oracle: Whose queries are used; None makes one.
+    """
+
+    def __init__(self, shop: Shop, oracle: OraclePolicy | None = None) -> None:
+        super().__init__()
+        self._shop, self._oracle = shop, oracle or OraclePolicy(shop)
+
+    def fresh(self) -> GuidedPolicy:
+        return GuidedPolicy(self._shop, self._oracle)
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        action = super().act(observation, info)
+        if info["page_kind"] == "start":
+            return f"search[{self._oracle.query(self._shop.goal_at(info['goal_index']))}]"
+        return action
 
 
 def _wish_words(instruction: str) -> list[str]:

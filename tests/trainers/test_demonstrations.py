@@ -74,12 +74,27 @@ def test_episodes_are_kept_by_what_became_of_them(settings, shop):
     assert shown.keep() == shown
 
 
+def test_who_remembers_what_it_saw_plays_many_sessions_at_once_as_one_by_one(settings, shop):
+    goals = np.repeat(shop.split("train")[:12], 2)  # the same goal in two sessions
+    source = make_source("guided", shop, settings.env)
+    shown = [
+        demonstrate(make_manager(settings.env, settings.data, num_envs, count_tokens=None), source, goals, noise=0.3)
+        for num_envs in (24, 1)
+    ]
+    actions = [
+        [[action for action, e in zip(one.actions, one.episode, strict=True) if e == episode] for episode in range(24)]
+        for one in shown
+    ]
+    assert actions[0] == actions[1] and shown[0].won == shown[1].won
+    assert any("click[< prev]" in episode for episode in actions[0])
+
+
 @pytest.mark.usefixtures("own_module")
 def test_policies_of_ones_own_show_it_by_name(settings, shop):
     assert isinstance(make_source("rule", shop, settings.env), RulePolicy)
     assert make_source("my_shoppers:Searcher", shop, settings.env).num_goals == len(shop.goals)
     for name, message in (
-        ("nobody", "no policy is called 'nobody'; there are oracle, rule, module:name"),
+        ("nobody", "no policy is called 'nobody'; there are oracle, guided, rule, looking, module:name"),
         ("my_shoppers:nothing", "must be called with the world and return an object with act"),
         ("my_shoppers:absent", "must be called with the world"),
         ("no_such_module:x", "PYTHONPATH"),

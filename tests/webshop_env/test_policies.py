@@ -7,7 +7,7 @@ import random
 import pytest
 
 from webshop_env import Shop, WebShopTextEnv, open_shop
-from webshop_env.policies import OraclePolicy, RandomPolicy, RulePolicy
+from webshop_env.policies import GuidedPolicy, LookingPolicy, OraclePolicy, RandomPolicy, RulePolicy
 
 
 def play(shop: Shop, policy, goal_indexes, **settings) -> tuple[float, float, float]:
@@ -65,13 +65,64 @@ def test_the_rule_reads_and_beats_chance():
     assert 0.5 < rule[0] < 1.0 and rule[1] > 0.8 and chance[0] < 0.1
 
 
-def test_the_rule_does_not_look_at_the_goal():
+@pytest.mark.parametrize("policy", [RulePolicy(), LookingPolicy()])
+def test_rules_do_not_look_at_the_goal(policy):
     shop = open_shop()
     env = WebShopTextEnv(shop=shop)
+    for index in sample(shop, 10):
+        observation, info = env.reset(options={"goal_index": index})
+        is_over = False
+        while not is_over:
+            action = policy.act(observation, {**info, "goal_index": -1, "goal_id": ""})
+            observation, _, terminated, truncated, info = env.step(action)
+            is_over = terminated or truncated
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_who_looks_before_buying_wins_more_and_good_queries_help_too(reference_dir, version):
+    shop = open_shop(reference_dir / "webshop-1k", version=version)
+    indexes = sample(shop, 300)
+    rule, looking, guided, oracle = (
+        play(shop, policy, indexes)[0]
+        for policy in (RulePolicy(), LookingPolicy(), GuidedPolicy(shop), OraclePolicy(shop))
+    )
+    assert rule + 0.1 < looking < looking + 0.1 < guided < oracle
+
+
+def test_who_looks_turns_back_where_an_option_is_not_offered_and_returns_to_the_best_where_none_offers_all(
+    reference_dir,
+):
+    shop = open_shop(reference_dir / "webshop-1k")
+    env = WebShopTextEnv(shop=shop, max_steps=15)
+    policy = LookingPolicy()
+    num_returns = 0
+    for index in sample(shop, 60):
+        observation, info = env.reset(options={"goal_index": index})
+        asked = shop.goals[index].options
+        trail, is_over = [], False
+        while not is_over:
+            action = policy.act(observation, info)
+            if action == "click[< prev]":
+                assert info["page_kind"] == "item" and not info["selected_options"]
+                offered = shop.products[info["asin"]].options
+                assert any(value not in offered.get(name, ()) for name, value in asked.items())
+            trail.append(action)
+            observation, _, terminated, truncated, info = env.step(action)
+            is_over = terminated or truncated
+        opened = [action for action in trail if action in {f"click[{asin.lower()}]" for asin in shop.products}]
+        assert terminated and trail[-1] == "click[buy now]" and len(set(opened)) <= LookingPolicy.MAX_LOOKS
+        num_returns += len(opened) > len(set(opened))
+    assert num_returns
+
+
+def test_another_one_has_seen_nothing():
+    shop = open_shop()
+    env = WebShopTextEnv(shop=shop)
+    seen = LookingPolicy()
+    play(shop, seen, sample(shop, 3))
     observation, info = env.reset(options={"goal_index": 5})
-    hidden = {**info, "goal_index": -1, "goal_id": ""}
-    policy = RulePolicy()
-    assert policy.act(observation, hidden) == policy.act(observation, info)
+    observation, *_, info = env.step(seen.act(observation, info))
+    assert seen.act(observation, info) == seen.fresh().act(observation, info) == LookingPolicy().act(observation, info)
 
 
 def test_chance_is_seeded_and_stays_on_the_page():
