@@ -108,7 +108,9 @@ def test_a_mistake_is_one_line_and_leaves_no_process(tmp_path, words, complaint)
 @pytest.mark.parametrize("end", ["Ctrl-C", "a lost rank"])
 def test_what_ends_the_command_or_a_rank_ends_all(tmp_path, end):
     mark = uuid.uuid4().hex
-    process = start(mark, *SMALL, *RAY, "trainer.total_updates=500", f"trainer.output_dir={tmp_path / 'run'}")
+    # Updates of some seconds: both signals must come within one.
+    long = ("data.train_batch_size=16", "env.rollout.n=8", "trainer.total_updates=500")
+    process = start(mark, *SMALL, *RAY, *long, f"trainer.output_dir={tmp_path / 'run'}")
     read_until(process, "update 1/500")
     ranks = [pid for pid, line in marked(mark).items() if "RayTrainWorker" in line]
     assert len(ranks) == 2
