@@ -154,8 +154,8 @@ class OraclePolicy:
 class RulePolicy:
     """A baseline that reads: it sees the instruction and the pages, never the goal.
 
-    It searches for the words of the wish, opens the product of the first page whose title shares most of them and
-    whose price is under the cap, selects the options that the instruction names, and buys.
+    It searches for the words of the wish, opens the first product that is listed with a price under the cap, selects
+    the options that the instruction names, and buys.
 
     Args:
         shop: Not looked at; there so that all policies of a shop are made alike.
@@ -181,8 +181,10 @@ class RulePolicy:
         return ranked[0] if ranked else _BACK
 
     def _ranked(self, observation: str, actions: Sequence[str], instruction: str) -> list[str]:
-        """What opens the products of a page of results, the most promising first."""
-        wish = set(_wish_words(instruction))
+        """What opens the products of a page of results: those under the cap first, in the order of the page.
+
+        Titles that share more words with the wish are no better a guide: their order alone wins fewer goals.
+        """
         cap = _PRICE.search(instruction)
         cap_usd = float(cap[1]) if cap else float("inf")
         segments = observation.split(SEP)
@@ -190,10 +192,8 @@ class RulePolicy:
         for i in range(len(segments) - 2):
             action = f"click[{segments[i].lower()}]"
             if action in actions and action not in _NOT_OF_A_PRODUCT:
-                is_affordable = _upper_price(segments[i + 2]) <= cap_usd
-                num_shared = len(wish & set(_words(segments[i + 1])))
-                ranked.append((is_affordable, num_shared, -i, action))
-        return [action for *_, action in sorted(ranked, reverse=True)]
+                ranked.append((_upper_price(segments[i + 2]) > cap_usd, i, action))
+        return [action for *_, action in sorted(ranked)]
 
     def _wanted_labels(self, observation: str, info: Mapping[str, Any], instruction: str) -> Iterator[str]:
         """What to click for each option group in which nothing is selected yet and the instruction names a value."""
@@ -213,59 +213,59 @@ class RulePolicy:
 class LookingPolicy(RulePolicy):
     """A rule that looks before it buys.
 
-    It opens the products of a page of results one after the other, as `RulePolicy` ranks them, until one offers every
-    option that the instruction names, and buys that; where none of a few does, the one that offers most.
+    It opens the products of a page of results one after the other until one offers every option that the instruction
+    names, and buys that; where it finds none before its steps run out, the one that offers most.
 
     It remembers what it has opened since the session began, so it plays one session at a time.
 
     Args:
         shop: Not looked at.
+        max_steps: Of an episode: it turns back in time to buy.
     """
 
-    MAX_LOOKS = 5
-    """Products opened, at most: 15 steps leave room to return to the best of them and to choose three options."""
-
-    def __init__(self, shop: Shop | None = None) -> None:
+    def __init__(self, shop: Shop | None = None, max_steps: int = 15) -> None:
         super().__init__(shop)
-        self._offers: dict[str, float] = {}
-        """Share of the named options that a product offers, by the action that opens it."""
+        self._max_steps = max_steps
+        self._num_steps = 0
+        self._offers: dict[str, int] = {}
+        """How many of the named options a product offers, by the action that opens it."""
+        self._has_looked_enough = False
 
     def fresh(self) -> LookingPolicy:
         """Another one, for another session."""
-        return LookingPolicy()
+        return LookingPolicy(max_steps=self._max_steps)
 
     def act(self, observation: str, info: Mapping[str, Any]) -> str:
         if info["page_kind"] == "start":
-            self._offers.clear()
-        if info["page_kind"] == "item":
-            opened = f"click[{info['asin'].lower()}]"
-            if opened not in self._offers:
-                share, best = self._share_offered(observation, info), max(self._offers.values(), default=-1.0)
-                self._offers[opened] = share
-                is_last = len(self._offers) >= self.MAX_LOOKS
-                if share < 1 and not (is_last and share > best) and _PREV in info["available_actions"]:
-                    return _PREV
+            self._offers, self._has_looked_enough, self._num_steps = {}, False, 0
+        num_left, self._num_steps = self._max_steps - self._num_steps, self._num_steps + 1
+        opened = f"click[{info['asin'].lower()}]"
+        if info["page_kind"] == "item" and opened not in self._offers:
+            named = dict(_named_options(info["instruction_text"].lower()))
+            before = max(self._offers.values(), default=-1)
+            found = self._offers[opened] = self._num_offered(named, observation, info["available_actions"])
+            best = max(before, found)
+            # Back, open the next; then choose all options and buy, or back again, open the best and buy that.
+            self._has_looked_enough = num_left < 2 + max(len(named) + 1, 2 + best + 1)
+            is_here = found == len(named) or (self._has_looked_enough and (found > before or num_left < 2 + before + 1))
+            if not is_here and _PREV in info["available_actions"]:
+                return _PREV
         return super().act(observation, info)
 
     def _choose_product(self, observation: str, actions: Sequence[str], instruction: str) -> str:
         ranked = self._ranked(observation, actions, instruction)
         unseen = [action for action in ranked if action not in self._offers]
-        if unseen and len(self._offers) < self.MAX_LOOKS:
+        if unseen and not self._has_looked_enough:
             return unseen[0]
-        return max(ranked, key=lambda action: self._offers.get(action, -1.0)) if ranked else _BACK
+        return max(ranked, key=lambda action: self._offers.get(action, -1)) if ranked else _BACK
 
-    def _share_offered(self, observation: str, info: Mapping[str, Any]) -> float:
-        named = dict(_named_options(info["instruction_text"].lower()))
-        groups = dict(_option_groups(observation, info["available_actions"]))
-        if not named:
-            return 1.0
-        is_offered = [
-            bool(
-                {match_key(value), match_key(f"{name}: {value}")} & {match_key(label) for label in groups.get(name, ())}
-            )
+    @staticmethod
+    def _num_offered(named: Mapping[str, str], observation: str, actions: Sequence[str]) -> int:
+        groups = {name: set(map(match_key, labels)) for name, labels in _option_groups(observation, actions)}
+        return sum(
+            bool({match_key(value), match_key(f"{name}: {value}")} & groups.get(name, set()))
             for name, value in named.items()
-        ]
-        return sum(is_offered) / len(is_offered)
+        )
 
 
 class GuidedPolicy(LookingPolicy):
@@ -277,14 +277,15 @@ class GuidedPolicy(LookingPolicy):
     Args:
         shop: The shop that the sessions are in.
         oracle: Whose queries are used; None makes one.
+        max_steps: Of an episode.
     """
 
-    def __init__(self, shop: Shop, oracle: OraclePolicy | None = None) -> None:
-        super().__init__()
+    def __init__(self, shop: Shop, oracle: OraclePolicy | None = None, max_steps: int = 15) -> None:
+        super().__init__(max_steps=max_steps)
         self._shop, self._oracle = shop, oracle or OraclePolicy(shop)
 
     def fresh(self) -> GuidedPolicy:
-        return GuidedPolicy(self._shop, self._oracle)
+        return GuidedPolicy(self._shop, self._oracle, max_steps=self._max_steps)
 
     def act(self, observation: str, info: Mapping[str, Any]) -> str:
         action = super().act(observation, info)
