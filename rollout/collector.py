@@ -177,7 +177,7 @@ class TrajectoryCollector:
                 if requests:
                     numbers = engine.submit(requests, params)
                     waiting.update(zip(numbers, zip(to_ask, requests, strict=True), strict=True))
-                finished = []
+                finished: list[tuple[int, GenerationRequest, Generation]] = []
                 enough = -(-len(waiting) // GATHERED)
                 while waiting and len(finished) < enough:
                     # Replies that nobody waits for belong to a collection that was interrupted.
