@@ -27,12 +27,16 @@ from webshop_env.policies import GuidedPolicy, LookingPolicy, OraclePolicy, Poli
 if TYPE_CHECKING:
     from rollout.types import StepBatch
     from trainers.worlds import World
+    from webshop_env.shop import Shop
 
 BUY = "click[buy now]"
-_IN_SHOPS: dict[str, Callable[..., Policy]] = {
-    **{"oracle": OraclePolicy, "guided": GuidedPolicy},
-    **{"rule": RulePolicy, "looking": LookingPolicy},
+_IN_SHOPS: dict[str, Callable[[Shop, int], Policy]] = {
+    "oracle": lambda shop, max_steps: OraclePolicy(shop),
+    "guided": lambda shop, max_steps: GuidedPolicy(shop, max_steps=max_steps),
+    "rule": lambda shop, max_steps: RulePolicy(shop),
+    "looking": lambda shop, max_steps: LookingPolicy(shop, max_steps),
 }
+"""Made with the shop and the steps of an episode."""
 
 
 @dataclass(slots=True)
@@ -111,7 +115,7 @@ def make_source(name: str, world: World, env: EnvSettings) -> Policy:
         ShopGymError: There is no such policy.
     """
     if name in _IN_SHOPS:
-        return _IN_SHOPS[name](open_shop_world(env))
+        return _IN_SHOPS[name](open_shop_world(env), env.max_steps)
     attribute = import_plugin(name, setting="source")
     if attribute == name:
         raise SettingsError(

@@ -89,6 +89,17 @@ def test_who_remembers_what_it_saw_plays_many_sessions_at_once_as_one_by_one(set
     assert any("click[< prev]" in episode for episode in actions[0])
 
 
+def test_who_looks_buys_within_the_steps_of_an_episode(reference_dir):
+    words = ["out=x", f"env.webshop.data_dir={reference_dir / 'webshop-1k'}", "env.max_steps=8"]
+    env, data = (getattr(resolve(words, SftSettings)[0], name) for name in ("env", "data"))
+    shop = open_world(env)
+    for name in ("guided", "looking"):
+        manager = make_manager(env, data, 16, count_tokens=None)
+        shown = demonstrate(manager, make_source(name, shop, env), shop.split("train")[:60])
+        last = {episode: action for episode, action in zip(shown.episode, shown.actions, strict=True)}
+        assert set(last.values()) == {"click[buy now]"}, name
+
+
 @pytest.mark.usefixtures("own_module")
 def test_policies_of_ones_own_show_it_by_name(settings, shop):
     assert isinstance(make_source("rule", shop, settings.env), RulePolicy)
