@@ -1,7 +1,8 @@
 """Dynamic sampling: groups whose episodes all end alike teach little; play on until enough groups differ.
 
 The outcome decides, not the shaped reward: whether an episode was won, or its task score. The number of tries is
-bounded, and the last try is trained on as it is.
+bounded, and the last try is trained on as it is. A try may play more groups than are wanted: episodes side by side
+cost less than tries one after the other.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def collect_until_groups_differ(
         collect: Plays try t, from 0, and returns all of its rows. Episodes and groups of all tries are numbered
             differently. Over several ranks it returns the rows of all of them, so that all decide alike.
         config: Outcome and bound.
-        num_groups: Groups that are wanted, those of one try.
+        num_groups: Groups that are wanted, at most those of one try.
 
     Returns:
         The rows to train on: the first `num_groups` groups that differ; where the bound comes first, the groups

@@ -21,7 +21,7 @@ _PACKING = f"{_ACTOR}.ppo_max_token_len_per_gpu"
 _ROWS = ("data.max_prompt_length", "data.max_response_length")
 
 LOWER: dict[str, tuple[str, ...]] = {
-    "collect": ("data.train_batch_size", "env.rollout.n", *_ROWS),
+    "collect": ("data.train_batch_size", "data.gen_batch_size", "env.rollout.n", *_ROWS),
     "old_log_probs": (f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", _PACKING),
     "reference": (f"{_REF}.log_prob_micro_batch_size_per_gpu", _PACKING),
     "learn": (f"{_ACTOR}.ppo_micro_batch_size_per_gpu", _PACKING),
@@ -73,7 +73,7 @@ def memory_advice(settings: Settings, phase: str) -> str:
     """Which settings make a phase take less memory, with the values that they have."""
     values: dict[str, Any] = flatten(settings)
     parts = []
-    lower = [f"{key} ({values[key]})" for key in LOWER.get(phase, ())]
+    lower = [f"{key} ({values[key]})" for key in LOWER.get(phase, ()) if values[key] is not None]
     if lower:
         parts.append(f"lower {', '.join(lower)}")
     turn_on = [f"{key}=true" for key in TURN_ON.get(phase, ()) if not values[key]]

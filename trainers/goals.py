@@ -39,7 +39,9 @@ def training_goals(world: World, settings: Settings) -> GoalOrder:
         SettingsError: The goal list does not fit this world, or there are fewer goals than an update plays.
     """
     goals, source = train_goals(world, settings.env, settings.data)
-    return GoalOrder(goals, settings.data.train_batch_size, seed=settings.trainer.seed, source=source)
+    data = settings.data
+    key = "data.gen_batch_size" if data.gen_batch_size else "data.train_batch_size"
+    return GoalOrder(goals, data.goals_of_a_try, seed=settings.trainer.seed, source=source, key=key)
 
 
 def validation_goals(world: World, settings: Settings) -> np.ndarray:
@@ -98,7 +100,7 @@ def goals_hash(goals: np.ndarray) -> str:
 def goal_notes(train: np.ndarray, validation: np.ndarray, settings: Settings) -> list[str]:
     """What to tell about goal lists before long work begins: goals that are learnt too often, or tested on as well."""
     notes = []
-    num_played = settings.trainer.total_updates * settings.data.train_batch_size
+    num_played = settings.trainer.total_updates * settings.data.goals_of_a_try
     if settings.data.train_files is not None and num_played > len(train):
         notes.append(
             f"data.train_files holds {len(train)} goals, and this run plays {num_played}: each comes about "
@@ -130,7 +132,15 @@ class GoalOrder:
     order, which a checkpoint saves (`place`) because another batch size may have led there.
     """
 
-    def __init__(self, goals: np.ndarray, batch_size: int, *, seed: int, source: str = "the train split") -> None:
+    def __init__(
+        self,
+        goals: np.ndarray,
+        batch_size: int,
+        *,
+        seed: int,
+        source: str = "the train split",
+        key: str = "data.train_batch_size",
+    ) -> None:
         """Takes the goals.
 
         Args:
@@ -138,13 +148,14 @@ class GoalOrder:
             batch_size: Goals of an update.
             seed: Of the order.
             source: Where they come from, for the error.
+            key: What the user calls the batch size, for the error.
 
         Raises:
             SettingsError: There are fewer goals than one update plays.
         """
         if len(goals) < batch_size:
             raise SettingsError(
-                f"data.train_batch_size={batch_size} is more than the {len(goals)} goals of {source}; lower it"
+                f"{key}={batch_size} is more than the {len(goals)} goals of {source}; lower it"
             )
         self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
         self._origin = (0, 0)

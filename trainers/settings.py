@@ -210,6 +210,12 @@ class EnvSettings:
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
     train_batch_size: int = setting(16, "goals of one update", at_least=1)
+    gen_batch_size: int | None = setting(
+        None,
+        "goals that are played at once, more than are learnt from, so that enough groups differ; null is as many",
+        at_least=1,
+        needs=[FILTER],
+    )
     val_batch_size: int = setting(128, "goals of one validation, a fixed list", at_least=1)
     train_files: str | None = setting(
         None, "goal list for training (python -m data.prepare makes one); null uses the whole train split"
@@ -224,6 +230,11 @@ class DataSettings:
     )
     max_prompt_length: int = setting(4096, "tokens of a prompt, at most", at_least=16)
     max_response_length: int = setting(512, "tokens of a reply, end of text included, at most", at_least=4)
+
+    @property
+    def goals_of_a_try(self) -> int:
+        """Goals that a collection plays."""
+        return self.gen_batch_size or self.train_batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +271,8 @@ class GigpoSettings:
 @dataclass(frozen=True, kw_only=True)
 class FilterSettings:
     enable: bool = setting(
-        FilterConfig.enable, "play on, with other goals, until enough groups hold different outcomes"
+        FilterConfig.enable,
+        "learn from groups that hold different outcomes alone, and play on, with other goals, until they are enough",
     )
     max_num_gen_batches: int = setting(
         FilterConfig.max_num_gen_batches,
@@ -454,7 +466,7 @@ LEARNS_FROM_NO_REWARD: dict[str, str] = dict.fromkeys(
     (
         *("env.reward", "env.success_reward", "env.rollout.n"),
         *("env.projection.penalise_cut", "env.projection.strict"),
-        *("data.train_batch_size", "data.val_batch_size", "data.row_mode"),
+        *("data.train_batch_size", "data.gen_batch_size", "data.val_batch_size", "data.row_mode"),
     ),
     "it is for training by reward",
 )
@@ -518,6 +530,11 @@ class Settings:
             raise SettingsError(
                 "algorithm.filter_groups.enable=true waits for episodes of a group to differ, and with env.rollout.n=1 "
                 "there is one in each; set env.rollout.n=2 or more"
+            )
+        if self.data.goals_of_a_try < self.data.train_batch_size:
+            raise SettingsError(
+                f"data.gen_batch_size={self.data.gen_batch_size} is less than the {self.data.train_batch_size} goals of "
+                "data.train_batch_size, which are chosen from it; raise it"
             )
 
 

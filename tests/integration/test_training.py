@@ -310,6 +310,7 @@ def test_two_processes_filter_groups_as_one_does(policy, tmp_path):
             "env.max_steps=4",
             "algorithm.filter_groups.outcome=task_score",
             "algorithm.filter_groups.max_num_gen_batches=2",
+            "data.gen_batch_size=6",
         ]
         finished(command(tmp_path / "recorder.py", tmp_path / f"{name}.json", *arguments, launcher=launcher))
         rows.append(json.loads((tmp_path / f"{name}.json").read_text()))
@@ -317,7 +318,8 @@ def test_two_processes_filter_groups_as_one_does(policy, tmp_path):
     assert rows[0] == rows[1]
     assert len(rows[0]) == lines[0]["filter/num_tries"]
     first_episodes = [min(row[0] for row in attempt) for attempt in rows[0]]
-    assert first_episodes == [16 * attempt for attempt in range(len(rows[0]))], "tries are numbered differently"
+    assert first_episodes == [24 * attempt for attempt in range(len(rows[0]))], "tries are numbered differently"
+    assert lines[0]["filter/num_groups_played"] == 6 * len(rows[0])
     figures = [{key: value for key, value in line.items() if key.startswith("filter/")} for line in lines]
     assert figures[0] == figures[1]
 

@@ -100,6 +100,17 @@ def test_enough_in_the_last_try_is_as_in_any_other() -> None:
     assert groups(collect_until_groups_differ(collect, config, num_groups=2)[0]) == [0, 3]
 
 
+def test_a_try_may_play_more_groups_than_are_wanted() -> None:
+    collect, asked = tries_of([LOST, DIFFERENT, WON, DIFFERENT, DIFFERENT], [DIFFERENT] * 5)
+    batch, figures = collect_until_groups_differ(collect, FilterConfig(enable=True), num_groups=2)
+    assert asked == [0]
+    assert groups(batch) == [1, 3], "the first two that differ; those that do not are not learnt from"
+    assert figures["filter/num_groups_played"] == 5.0 and figures["filter/num_groups_trained_on"] == 2.0
+    collect, asked = tries_of([LOST, DIFFERENT, WON, WON, WON], [WON, DIFFERENT, DIFFERENT, LOST, LOST])
+    assert groups(collect_until_groups_differ(collect, FilterConfig(enable=True), num_groups=2)[0]) == [1, 6]
+    assert asked == [0, 1]
+
+
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="max_num_gen_batches must be at least 1, got 0"):
         FilterConfig(max_num_gen_batches=0)

@@ -107,6 +107,7 @@ def test_a_list_of_validation_goals_is_that_of_the_split_and_is_played_whole(sho
     ("word", "message"),
     [
         ("data.train_batch_size=21", r"data\.train_batch_size=21 is more than the 20 goals of .*train\.parquet"),
+        ("data.gen_batch_size=21", r"data\.gen_batch_size=21 is more than the 20 goals of .*train\.parquet"),
         ("data.val_batch_size=31", r"data\.val_batch_size=31 is more than the 30 goals of .*test\.parquet"),
     ],
 )

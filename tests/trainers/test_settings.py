@@ -77,6 +77,13 @@ def test_filtering_groups_of_one_episode_is_refused():
         resolve(["algorithm.filter_groups.enable=true", "env.rollout.n=1"])
 
 
+def test_playing_fewer_goals_than_are_learnt_from_is_refused():
+    words = ["algorithm.filter_groups.enable=true", "data.train_batch_size=8"]
+    assert resolve([*words, "data.gen_batch_size=8"])[0].data.goals_of_a_try == 8
+    with pytest.raises(SettingsError, match=r"data\.gen_batch_size=7 is less than the 8 goals of data\.train_batch"):
+        resolve([*words, "data.gen_batch_size=7"])
+
+
 def test_numbers_as_published_scripts_write_them():
     settings, _, _ = resolve(["actor_rollout_ref.actor.optim.lr=1e-6", "trainer.logger=['console']"])
     assert settings.actor_rollout_ref.actor.optim.lr == 1e-6
@@ -124,6 +131,7 @@ SHOP = ("a shop (env.env_name=WebShop-v1, say)", "env.env_name=WebShop-v1")
         ("actor_rollout_ref.model.target_modules=[q_proj]", "", *LORA),
         ("algorithm.filter_groups.max_num_gen_batches=3", "", *FILTER),
         ("algorithm.filter_groups.outcome=task_score", "", *FILTER),
+        ("data.gen_batch_size=64", "", *FILTER),
         ("algorithm.kl_penalty=mse", "", *KL_IN_REWARD),
         ("algorithm.kl_ctrl.kl_coef=0.01", "", *KL_IN_REWARD),
         (f"{GIGPO}.similarity_thresh=0.5", "", *(f"{GIGPO}.enable_similarity=true",) * 2),
