@@ -194,53 +194,48 @@ def lost_table(arms: Sequence[Arm]) -> str:
 
 
 def draw_curves(arms: Sequence[Arm], picture: Path) -> None:
-    """Test success over updates and over GPU seconds, with 95 % intervals; rollouts of training as thin lines."""
+    """Test success with intervals over updates and over seconds; splits that keep products apart have their own row."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    colours = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#57606a", "#bf3989", "#1b7c83", "#953800")
-    names = list(dict.fromkeys(arm["arm"] for arm in arms))
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 4.8), dpi=120, sharey=True)
-    for axes, key, label in zip(
-        panels, ("updates", "train_s"), ("update", "seconds of training, one GPU"), strict=True
-    ):
-        for arm in arms:
-            colour = colours[names.index(arm["arm"]) % len(colours)]
-            is_first_seed = arm is next(other for other in arms if other["arm"] == arm["arm"])
-            measured = as_trained(arm)
-            means = [success(arm, m) for m in measured]
-            places = [m[key] for m in measured]
-            axes.plot(
-                places, [e.mean for e in means], color=colour, marker=".", label=arm["arm"] if is_first_seed else None
-            )
-            axes.fill_between(
-                places, [e.low for e in means], [e.high for e in means], color=colour, alpha=0.12, linewidth=0
-            )
-            rollouts = arm["updates"].get("rollout/success_frac", [])
-            along = arm["updates"]["update"] if key == "updates" else np.cumsum(arm["updates"]["wall_s"])
-            axes.plot(along, _smooth(rollouts), color=colour, linewidth=0.7, alpha=0.5)
-        axes.axhline(PUBLISHED[0][1] / 100, color="#57606a", linestyle=":", linewidth=1)
-        axes.text(0.99, PUBLISHED[0][1] / 100 + 0.01, "published GiGPO, 1.5B", ha="right", fontsize=8, color="#57606a",
-                  transform=axes.get_yaxis_transform())  # fmt: skip
-        axes.set_xlabel(label)
-        axes.set_ylim(0, 1)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("share of test goals won")
-    panels[1].legend(loc="lower right", frameon=False, fontsize=8)
+    rows = [row for row in ([a for a in arms if not by_product(a)], [a for a in arms if by_product(a)]) if row]
+    figure, panels = pyplot.subplots(
+        len(rows), 2, figsize=(12, 4.4 * len(rows)), dpi=120, sharex="col", sharey=True, squeeze=False
+    )
+    for row, axes in zip(rows, panels, strict=True):
+        _draw_row(row, axes)
+    panels[-1][0].set_xlabel("update")
+    panels[-1][1].set_xlabel("seconds of training, one GPU")
     figure.tight_layout()
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture)
     pyplot.close(figure)
 
 
-def _smooth(values: Sequence[float], width: int = 5) -> np.ndarray:
-    """Mean of each value and the few before it."""
-    padded = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - width, 0)
-    return (padded[ends] - padded[starts]) / (ends - starts)
+def _draw_row(arms: Sequence[Arm], panels: Sequence[Any]) -> None:
+    colours = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#57606a", "#bf3989", "#1b7c83", "#953800")
+    names = list(dict.fromkeys(arm["arm"] for arm in arms))
+    for axes, key in zip(panels, ("updates", "train_s"), strict=True):
+        for arm in arms:
+            colour = colours[names.index(arm["arm"]) % len(colours)]
+            is_first_seed = arm is next(other for other in arms if other["arm"] == arm["arm"])
+            measured = as_trained(arm)
+            means = [success(arm, m) for m in measured]
+            places = [m[key] for m in measured]
+            label = arm["arm"] if is_first_seed else None
+            axes.plot(places, [e.mean for e in means], color=colour, marker=".", label=label)
+            axes.fill_between(
+                places, [e.low for e in means], [e.high for e in means], color=colour, alpha=0.1, linewidth=0
+            )
+        axes.axhline(PUBLISHED[0][1] / 100, color="#57606a", linestyle=":", linewidth=1)
+        axes.text(0.99, PUBLISHED[0][1] / 100 + 0.01, "published GiGPO, 1.5B", ha="right", fontsize=8, color="#57606a",
+                  transform=axes.get_yaxis_transform())  # fmt: skip
+        axes.set_ylim(0, 1)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("test goals won, mean over products" if by_product(arms[0]) else "share of test goals won")
+    panels[1].legend(loc="lower right", frameon=False, fontsize=8)
 
 
 def head(arms: Sequence[Arm]) -> str:
