@@ -2,6 +2,7 @@
 
     python -m data.prepare --mode text --train_data_size 16 --val_data_size 256
     python -m data.prepare --train_data_size 0 --out lists env.webshop.data_dir=DIR env.webshop.split_by=product
+    python -m data.prepare --max_per_product 6 --out lists env.webshop.data_dir=DIR env.webshop.split_by=product
 
 Writes train.parquet and test.parquet, for `data.train_files` and `data.val_files`. Training goals are a fixed choice of
 the train split, validation goals the very ones that a validation of as many goals plays without a list. The words after
@@ -10,6 +11,9 @@ the options are settings of training, which say what the goals are of: the embed
 In the published preparation the sizes only count rows, and each update draws goals of its own; here a row is a goal.
 So a train list of one batch, as in the first line, makes every update play the same goals: leave `data.train_files`
 out, or write all goals (`--train_data_size 0`).
+
+A product has as many goals as its options have combinations: of the 415 products behind the original's 6,910 goals one
+has 558, 26 have three fifths, and half have one or two. `--max_per_product` spreads training over products.
 """
 
 # ruff: noqa: RUF009  group() makes dataclass fields
@@ -26,9 +30,9 @@ import numpy as np
 
 from trainers.files import require_writable
 from trainers.goal_files import MODALITIES, save_goals
-from trainers.goals import fixed_goals, validation_split
+from trainers.goals import fixed_choice, fixed_goals, validation_split
 from trainers.settings import DataSettings, EnvSettings, SettingsError, group, resolve, setting
-from trainers.worlds import World, open_world
+from trainers.worlds import goal_products, open_world
 from webshop_env.errors import ShopGymError
 
 
@@ -41,7 +45,9 @@ class PrepareSettings:
     data: DataSettings = group(DataSettings)
 
 
-def prepare(out: Path, env: EnvSettings, *, modality: str, num_train: int, num_val: int) -> list[str]:
+def prepare(
+    out: Path, env: EnvSettings, *, modality: str, num_train: int, num_val: int, max_per_product: int | None = None
+) -> list[str]:
     """Writes both lists.
 
     Args:
@@ -50,6 +56,7 @@ def prepare(out: Path, env: EnvSettings, *, modality: str, num_train: int, num_v
         modality: What observations are.
         num_train: Goals of train.parquet; 0 takes the whole split.
         num_val: Goals of test.parquet; 0 takes the whole split.
+        max_per_product: Goals of a product in train.parquet, at most, a fixed choice; None takes all.
 
     Returns:
         What was written, a line for each file.
@@ -58,9 +65,15 @@ def prepare(out: Path, env: EnvSettings, *, modality: str, num_train: int, num_v
         ShopGymError: A split has fewer goals than asked for, or the directory cannot be written.
     """
     world = open_world(env)
+    train = fixed_goals(world, "train", sys.maxsize)
+    if max_per_product is not None:
+        train = _spread(train, goal_products(world, train), max_per_product)
     chosen = [
-        ("train.parquet", "train", _choose(world, "train", num_train, option="--train_data_size")),
-        ("test.parquet", split := validation_split(env), _choose(world, split, num_val, option="--val_data_size")),
+        ("train.parquet", "train", _choose(train, "train", num_train, option="--train_data_size")),
+        (
+            *("test.parquet", split := validation_split(env)),
+            _choose(fixed_goals(world, split, sys.maxsize), split, num_val, option="--val_data_size"),
+        ),
     ]
     require_writable(out, setting="--out")
     said = []
@@ -70,11 +83,22 @@ def prepare(out: Path, env: EnvSettings, *, modality: str, num_train: int, num_v
     return said
 
 
-def _choose(world: World, split: str, num: int, *, option: str) -> np.ndarray:
-    available = len(world.split(split))
-    if num < 0 or num > available:
-        raise SettingsError(f"{option} must be 0 (all) to {available}, the goals of the {split} split, got {num}")
-    return fixed_goals(world, split, num or available)
+def _choose(goals: np.ndarray, split: str, num: int, *, option: str) -> np.ndarray:
+    if num < 0 or num > len(goals):
+        raise SettingsError(f"{option} must be 0 (all) to {len(goals)}, the goals of the {split} split, got {num}")
+    return fixed_choice(goals, num or len(goals))
+
+
+def _spread(goals: np.ndarray, products: Sequence[str | None], most: int) -> np.ndarray:
+    """Of each product so many goals at most, the same ones every time."""
+    if most < 1:
+        raise SettingsError(f"--max_per_product must be at least 1, got {most}")
+    if None in products:
+        raise SettingsError("--max_per_product: goals of this environment are of no product; leave it out")
+    places: dict[str | None, list[int]] = {}
+    for place, product in enumerate(products):
+        places.setdefault(product, []).append(place)
+    return np.sort(np.concatenate([fixed_choice(goals[of_product], most) for of_product in places.values()]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", default="text", help="modality of the observations: text")
     parser.add_argument("--train_data_size", type=int, default=0, help="goals of train.parquet; 0 (default) is all")
     parser.add_argument("--val_data_size", type=int, default=256, help="goals of test.parquet; 0 is all")
+    parser.add_argument(
+        "--max_per_product", type=int, help="goals of a product in train.parquet, at most (default: all)"
+    )
     parser.add_argument("--out", type=Path, help="directory (default: ~/data/verl-agent/MODE, where scripts look)")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of training, such as env.env_name")
     options = parser.parse_intermixed_args(arguments)
@@ -99,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             modality=options.mode,
             num_train=options.train_data_size,
             num_val=options.val_data_size,
+            max_per_product=options.max_per_product,
         )
     except ShopGymError as error:
         for line in str(error).splitlines():

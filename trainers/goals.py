@@ -120,6 +120,11 @@ def fixed_goals(world: World, split: str, num: int) -> np.ndarray:
             f"the {split} split of this catalogue is empty; name a goal list (data.train_files, data.val_files), or "
             "another catalogue"
         )
+    return fixed_choice(goals, num)
+
+
+def fixed_choice(goals: np.ndarray, num: int) -> np.ndarray:
+    """The same `num` of some goals every time, rising; all of them, as they are, when there are fewer."""
     if num >= len(goals):
         return np.asarray(goals)
     return np.sort(np.random.default_rng(GOAL_ORDER_SEED).permutation(goals)[:num])
@@ -154,9 +159,7 @@ class GoalOrder:
             SettingsError: There are fewer goals than one update plays.
         """
         if len(goals) < batch_size:
-            raise SettingsError(
-                f"{key}={batch_size} is more than the {len(goals)} goals of {source}; lower it"
-            )
+            raise SettingsError(f"{key}={batch_size} is more than the {len(goals)} goals of {source}; lower it")
         self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
         self._origin = (0, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from data.prepare import main as prepare
 from trainers.goal_files import load_goals, save_goals
 from trainers.settings import SettingsError, resolve
-from trainers.worlds import open_world
+from trainers.worlds import goal_products, open_world
 
 
 def env_of(*words: str):
@@ -52,6 +53,22 @@ def test_a_list_means_the_same_goals_in_every_version_and_order_of_the_shop(list
     assert places[0].tolist() != places[1].tolist(), "the variant has an order of its own"
     ids = [[shop.goal_at(goal).goal_id for goal in goals] for shop, goals in zip(shops, places, strict=True)]
     assert ids[0] == ids[1] == parquet.read_table(path).column("goal_id").to_pylist()
+
+
+def test_a_train_list_can_be_spread_over_products(tmp_path, capsys):
+    words = ["--val_data_size", "2", "--out", str(tmp_path)]
+    shop, env = open_world(env_of()), env_of()
+    whole = Counter(goal_products(shop, shop.split("train")))
+    assert prepare([*words, "--max_per_product", "3"]) == 0
+    goals = load_goals(str(tmp_path / "train.parquet"), shop, env, key="k")
+    assert Counter(goal_products(shop, goals)) == {product: min(num, 3) for product, num in whole.items()}
+    assert max(whole.values()) > 3 and set(goals.tolist()) <= set(shop.split("train").tolist())
+    assert prepare([*words, "--max_per_product", "3", "--train_data_size", str(len(goals) + 1)]) == 2
+    assert prepare([*words, "--max_per_product", "0"]) == 2
+    assert prepare([*words, "--max_per_product", "3", "env.env_name=FrozenLake-v1"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3 and f"0 (all) to {len(goals)}" in errors[0]
+    assert "--max_per_product must be at least 1, got 0" in errors[1] and "are of no product" in errors[2]
 
 
 def test_goals_of_other_environments_are_seeds(tmp_path):
