@@ -109,9 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", default="text", help="modality of the observations: text")
     parser.add_argument("--train_data_size", type=int, default=0, help="goals of train.parquet; 0 (default) is all")
     parser.add_argument("--val_data_size", type=int, default=256, help="goals of test.parquet; 0 is all")
-    parser.add_argument(
-        "--max_per_product", type=int, help="goals of a product in train.parquet, at most (default: all)"
-    )
+    parser.add_argument("--max_per_product", type=int, help="goals of a product in train.parquet, at most")
     parser.add_argument("--out", type=Path, help="directory (default: ~/data/verl-agent/MODE, where scripts look)")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of training, such as env.env_name")
     options = parser.parse_intermixed_args(arguments)

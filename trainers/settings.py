@@ -533,8 +533,8 @@ class Settings:
             )
         if self.data.goals_of_a_try < self.data.train_batch_size:
             raise SettingsError(
-                f"data.gen_batch_size={self.data.gen_batch_size} is less than the {self.data.train_batch_size} goals of "
-                "data.train_batch_size, which are chosen from it; raise it"
+                f"data.gen_batch_size={self.data.gen_batch_size} is less than data.train_batch_size="
+                f"{self.data.train_batch_size}, which are chosen from it; raise it"
             )
 
 
