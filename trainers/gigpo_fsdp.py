@@ -97,7 +97,7 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
     Where not all rows that were played are learnt from as they are, the figures tell of those that were played.
     """
     settings = run.settings
-    filters, data = settings.algorithm.filter_groups, settings.data
+    filters = settings.algorithm.filter_groups
     played: list[StepBatch] = []
 
     def play(attempt: int) -> StepBatch:
@@ -110,7 +110,7 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
             group_size=settings.env.rollout.n,
             update=update,
             seed=settings.trainer.seed,
-            first_group=attempt * data.goals_of_a_try,
+            first_group=attempt * settings.goals_of_a_try,
             weight_version=update,
         )
         played.append(rows)
@@ -119,11 +119,11 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
     config = FilterConfig(
         enable=filters.enable, max_num_gen_batches=filters.max_num_gen_batches, outcome=filters.outcome
     )
-    batch, figures = collect_until_groups_differ(play, config, num_groups=data.train_batch_size)
+    batch, figures = collect_until_groups_differ(play, config, num_groups=settings.data.train_batch_size)
     batch, changed = with_row_mode(
         batch, RowConfig.of(settings, num_ranks=run.ranks.world), seed=settings.trainer.seed, update=update
     )
-    if filters.enable or data.row_mode != "pad":
+    if filters.enable or settings.data.row_mode != "pad":
         figures |= batch_statistics(concatenate(played))
     lost = failed_episodes(run.collector, run.ranks) | unwritable_actions(run.grammar, run.ranks)
     return batch, figures | changed | lost | run.collector.pop_seconds()

@@ -39,9 +39,9 @@ def training_goals(world: World, settings: Settings) -> GoalOrder:
         SettingsError: The goal list does not fit this world, or there are fewer goals than an update plays.
     """
     goals, source = train_goals(world, settings.env, settings.data)
-    data = settings.data
-    key = "data.gen_batch_size" if data.gen_batch_size else "data.train_batch_size"
-    return GoalOrder(goals, data.goals_of_a_try, seed=settings.trainer.seed, source=source, key=key)
+    num = settings.goals_of_a_try
+    key = "data.train_batch_size" if num == settings.data.train_batch_size else "data.gen_batch_size"
+    return GoalOrder(goals, num, seed=settings.trainer.seed, source=source, key=key)
 
 
 def validation_goals(world: World, settings: Settings) -> np.ndarray:
@@ -100,7 +100,7 @@ def goals_hash(goals: np.ndarray) -> str:
 def goal_notes(train: np.ndarray, validation: np.ndarray, settings: Settings) -> list[str]:
     """What to tell about goal lists before long work begins: goals that are learnt too often, or tested on as well."""
     notes = []
-    num_played = settings.trainer.total_updates * settings.data.goals_of_a_try
+    num_played = settings.trainer.total_updates * settings.goals_of_a_try
     if settings.data.train_files is not None and num_played > len(train):
         notes.append(
             f"data.train_files holds {len(train)} goals, and this run plays {num_played}: each comes about "

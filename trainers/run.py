@@ -116,7 +116,7 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
         engine = open_engine(settings, ranks, policy, tokenizer, grammar)
         undo.callback(engine.close)
         num_engines = ranks.world // ranks_per_engine(settings)
-        num_groups = -(-settings.data.goals_of_a_try // num_engines)
+        num_groups = -(-settings.goals_of_a_try // num_engines)
         collector = make_collector(settings, engine, num_groups * settings.env.rollout.n)
         validator = make_collector(settings, engine, min(VALIDATION_ENVS, -(-len(fixed) // num_engines)))
         actor, reference = open_learners(settings, ranks, policy, tokenizer, grammar)

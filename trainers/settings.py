@@ -231,11 +231,6 @@ class DataSettings:
     max_prompt_length: int = setting(4096, "tokens of a prompt, at most", at_least=16)
     max_response_length: int = setting(512, "tokens of a reply, end of text included, at most", at_least=4)
 
-    @property
-    def goals_of_a_try(self) -> int:
-        """Goals that a collection plays."""
-        return self.gen_batch_size or self.train_batch_size
-
 
 @dataclass(frozen=True, kw_only=True)
 class GigpoSettings:
@@ -531,11 +526,17 @@ class Settings:
                 "algorithm.filter_groups.enable=true waits for episodes of a group to differ, and with env.rollout.n=1 "
                 "there is one in each; set env.rollout.n=2 or more"
             )
-        if self.data.goals_of_a_try < self.data.train_batch_size:
+        if self.goals_of_a_try < self.data.train_batch_size:
             raise SettingsError(
                 f"data.gen_batch_size={self.data.gen_batch_size} is less than data.train_batch_size="
                 f"{self.data.train_batch_size}, which are chosen from it; raise it"
             )
+
+    @property
+    def goals_of_a_try(self) -> int:
+        """Goals that are played at once: those of an update, or more of which some are learnt from."""
+        is_filtered = self.algorithm.filter_groups.enable
+        return (is_filtered and self.data.gen_batch_size) or self.data.train_batch_size
 
 
 def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:

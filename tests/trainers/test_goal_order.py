@@ -19,6 +19,8 @@ from trainers.goals import (
 from trainers.settings import SettingsError, resolve
 from trainers.worlds import open_world
 
+FILTERED = ("algorithm.filter_groups.enable=true", "data.gen_batch_size=21")
+
 
 @pytest.fixture(scope="module")
 def shop():
@@ -104,16 +106,16 @@ def test_a_list_of_validation_goals_is_that_of_the_split_and_is_played_whole(sho
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("chosen", "message"),
     [
-        ("data.train_batch_size=21", r"data\.train_batch_size=21 is more than the 20 goals of .*train\.parquet"),
-        ("data.gen_batch_size=21", r"data\.gen_batch_size=21 is more than the 20 goals of .*train\.parquet"),
-        ("data.val_batch_size=31", r"data\.val_batch_size=31 is more than the 30 goals of .*test\.parquet"),
+        (("data.train_batch_size=21",), r"data\.train_batch_size=21 is more than the 20 goals of .*train\.parquet"),
+        (FILTERED, r"data\.gen_batch_size=21 is more than the 20 goals of .*train\.parquet"),
+        (("data.val_batch_size=31",), r"data\.val_batch_size=31 is more than the 30 goals of .*test\.parquet"),
     ],
 )
-def test_a_list_shorter_than_the_batch_is_refused(shop, lists, word, message):
+def test_a_list_shorter_than_the_batch_is_refused(shop, lists, chosen, message):
     words = [f"data.train_files={lists / 'train.parquet'}", f"data.val_files={lists / 'test.parquet'}"]
-    settings = resolve([*words, "data.val_batch_size=30", word])[0]
+    settings = resolve([*words, "data.val_batch_size=30", *chosen])[0]
     with pytest.raises(SettingsError, match=message):
         training_goals(shop, settings)
         validation_goals(shop, settings)

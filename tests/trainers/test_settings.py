@@ -79,7 +79,8 @@ def test_filtering_groups_of_one_episode_is_refused():
 
 def test_playing_fewer_goals_than_are_learnt_from_is_refused():
     words = ["algorithm.filter_groups.enable=true", "data.train_batch_size=8"]
-    assert resolve([*words, "data.gen_batch_size=8"])[0].data.goals_of_a_try == 8
+    assert resolve([*words, "data.gen_batch_size=64"])[0].goals_of_a_try == 64
+    assert resolve(["data.train_batch_size=8", "data.gen_batch_size=64"])[0].goals_of_a_try == 8, "noted: no filter"
     with pytest.raises(SettingsError, match=r"data\.gen_batch_size=7 is less than data\.train_batch_size=8, "):
         resolve([*words, "data.gen_batch_size=7"])
 
