@@ -1,8 +1,8 @@
 """Dynamic sampling: groups whose episodes all end alike teach little; play on until enough groups differ.
 
 The outcome decides, not the shaped reward: whether an episode was won, or its task score. The number of tries is
-bounded, and the last try is trained on as it is. A try may play more groups than are wanted: episodes side by side
-cost less than tries one after the other.
+bounded, and other groups of the last try make up what is still missing. A try may play more groups than are wanted:
+episodes side by side cost less than tries one after the other.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ def collect_until_groups_differ(
         num_groups: Groups that are wanted, at most those of one try.
 
     Returns:
-        The rows to train on: the first `num_groups` groups that differ; where the bound comes first, the groups
-        that differed in earlier tries and the whole last try. And figures (`filter/<what>`); both as they are
-        after one unfiltered try, and no figures, when the filter is off.
+        The rows to train on: the first `num_groups` groups that differ; where the bound comes first, those that did
+        and the first others of the last try, as many groups in all. And figures (`filter/<what>`); when the filter is
+        off, one unfiltered try and no figures.
     """
     if not config.enable:
         return collect(0), {}
     kept: list[StepBatch] = []
-    num_kept = num_played = num_different = 0
+    num_missing, num_played, num_different = num_groups, 0, 0
     for attempt in range(config.max_num_gen_batches):
         batch = collect(attempt)
-        different = groups_that_differ(batch, config.outcome)
+        groups, different = np.unique(batch.group_id), groups_that_differ(batch, config.outcome)
+        num_played += len(groups)
         num_different += len(different)
-        num_played += len(np.unique(batch.group_id))
-        is_enough = num_kept + len(different) >= num_groups
-        if is_enough or attempt < config.max_num_gen_batches - 1:
-            different = different[: num_groups - num_kept]
-            batch = batch.select(np.isin(batch.group_id, different))
-        num_kept += len(different)
-        kept.append(batch)
-        if is_enough:
+        chosen = different[:num_missing]
+        if attempt == config.max_num_gen_batches - 1:
+            others = np.setdiff1d(groups, chosen)
+            chosen = np.concatenate([chosen, others[: num_missing - len(chosen)]])
+        kept.append(batch.select(np.isin(batch.group_id, chosen)))
+        num_missing -= len(chosen)
+        if num_missing == 0:
             break
     rows = concatenate(kept)
     return rows, {

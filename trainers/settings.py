@@ -271,7 +271,7 @@ class FilterSettings:
     )
     max_num_gen_batches: int = setting(
         FilterConfig.max_num_gen_batches,
-        "tries of an update, at most; the last is trained on as it is",
+        "tries of an update, at most; other groups of the last make up what is missing",
         at_least=1,
         needs=[FILTER],
     )

@@ -77,14 +77,17 @@ def test_it_plays_on_until_enough_groups_differ() -> None:
     }
 
 
-def test_at_the_bound_the_last_try_is_trained_on_as_it_is() -> None:
+def test_at_the_bound_other_groups_of_the_last_try_make_up_what_is_missing() -> None:
     collect, asked = tries_of([LOST, DIFFERENT, LOST], [WON, LOST, WON], [DIFFERENT, DIFFERENT, DIFFERENT])
     batch, figures = collect_until_groups_differ(
         collect, FilterConfig(enable=True, max_num_gen_batches=2), num_groups=3
     )
     assert asked == [0, 1]
-    assert groups(batch) == [1, 3, 4, 5]
-    assert figures["filter/num_tries"] == 2.0
+    assert groups(batch) == [1, 3, 4]
+    assert figures["filter/num_tries"] == 2.0 and figures["filter/num_groups_trained_on"] == 3.0
+    collect, _ = tries_of([LOST, WON, DIFFERENT, LOST, DIFFERENT])
+    batch, _ = collect_until_groups_differ(collect, FilterConfig(enable=True, max_num_gen_batches=1), num_groups=3)
+    assert groups(batch) == [0, 2, 4], "those that differ come before all others"
 
 
 def test_a_policy_that_never_wins_ends_after_ten_tries() -> None:
