@@ -330,7 +330,7 @@ def is_same_test(
     """Whether what was measured of a start is what this arm would measure before its first update."""
 
     def of_shop(words: list[str]) -> list[str]:
-        return sorted(word for word in words if word.startswith(("env.", "data.")))
+        return sorted(word for word in words if word.startswith(("env.", "data.max_")))
 
     is_same = made["engine"] == args.engine and of_shop(made["words"]) == of_shop(args.words)
     return is_same and len(measured) == 2 and all(len(m["won"]) == num_goals for m in measured)
