@@ -180,9 +180,12 @@ def learning(*arguments: str, code: int = 0) -> str:
 def test_learning_on_one_gpu(tmp_path: Path) -> None:
     start, out, runs = (str(tmp_path / name) for name in ("start", "out", "runs"))
     small = ("--tiny", "--test-goals", "4", "env.max_steps=4")
-    learning("start", "--out", start, "--goals", "4", *small)
+    learning("start", "--out", start, "--goals", "4", "--shown-steps", "6", *small)
     made = json.loads((tmp_path / "start" / "start.json").read_text())
     assert [m["constrained"] for m in made["measurements"]] == [True, False]
+    assert max(max(m["episode_length"]) for m in made["measurements"]) <= 4
+    imitated = json.loads((tmp_path / "start" / "policy" / "provenance.json").read_text())
+    assert imitated["settings"]["env.max_steps"] == 6
     arm = ("arm", "gigpo", "--start", start, "--out", out, "--runs", runs, *small)
     learning(*arm, "--updates", "1")
     printed = learning(*arm, "--updates", "2", "--measure-updates", "1")

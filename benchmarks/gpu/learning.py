@@ -102,7 +102,10 @@ def start(args: argparse.Namespace) -> None:
             "place": place_name(args.place, cut=args.cut),
             "words": args.words,
             "engine": args.engine,
-            "imitation": {"goals": num, "epochs": args.epochs, "lr": args.lr, "seed": args.seed},
+            "imitation": {
+                **{"goals": num, "epochs": args.epochs, "lr": args.lr, "seed": args.seed},
+                "shown_steps": args.shown_steps,
+            },
             "imitation_s": round(seconds, 1),
             "measurements": [],
         }
@@ -126,11 +129,12 @@ def start(args: argparse.Namespace) -> None:
 
 
 def imitate(args: argparse.Namespace, shop: list[str], num_goals: int, out: Path) -> float:
-    """Imitation of the oracle on so many train goals; returns its seconds."""
+    """Imitation of the oracle, or of another source, on so many train goals; returns its seconds."""
     init, began = "embedded" if args.tiny else "smollm2-135m", perf_counter()
     words = [f"init={init}", f"goals={num_goals}", f"epochs={args.epochs}", f"lr={args.lr}", f"seed={args.seed}"]
+    limit = [] if args.shown_steps is None else [f"env.max_steps={args.shown_steps}"]
     # Not masked: the form of replies is learnt too, so that the same start can play unconstrained.
-    sft.main([*shop, *words, "eval_goals=0", "masked=false", f"out={out}", *args.words])
+    sft.main([*shop, *words, "eval_goals=0", "masked=false", f"out={out}", *args.words, *limit])
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -373,6 +377,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     first.add_argument("--epochs", type=float, default=2.0)
     first.add_argument("--lr", type=float, default=1e-4)
+    first.add_argument(
+        "--shown-steps", type=int, help="steps of an imitated episode, at most, when those of the test are too many"
+    )
 
     second = commands.add_parser("arm", parents=[shared])
     second.add_argument("name", help=", ".join(ARMS))
