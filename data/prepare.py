@@ -65,15 +65,13 @@ def prepare(
         ShopGymError: A split has fewer goals than asked for, or the directory cannot be written.
     """
     world = open_world(env)
-    train = fixed_goals(world, "train", sys.maxsize)
+    val_split = validation_split(env)
+    train, val = (fixed_goals(world, split, sys.maxsize) for split in ("train", val_split))
     if max_per_product is not None:
         train = _spread(train, goal_products(world, train), max_per_product)
     chosen = [
         ("train.parquet", "train", _choose(train, "train", num_train, option="--train_data_size")),
-        (
-            *("test.parquet", split := validation_split(env)),
-            _choose(fixed_goals(world, split, sys.maxsize), split, num_val, option="--val_data_size"),
-        ),
+        ("test.parquet", val_split, _choose(val, val_split, num_val, option="--val_data_size")),
     ]
     require_writable(out, setting="--out")
     said = []

@@ -103,8 +103,8 @@ def start(args: argparse.Namespace) -> None:
             "words": args.words,
             "engine": args.engine,
             "imitation": {
-                **{"goals": num, "epochs": args.epochs, "lr": args.lr, "seed": args.seed},
-                "shown_steps": args.shown_steps,
+                "goals": num,
+                **{name: getattr(args, name) for name in ("epochs", "lr", "seed", "shown_steps")},
             },
             "imitation_s": round(seconds, 1),
             "measurements": [],
