@@ -236,10 +236,19 @@ def test_a_report_compares_arms_goal_by_goal_and_products_where_they_are_kept_ap
     ]
     printed = learning("report", *arms, "--out", str(tmp_path / "report"))
     assert "| gigpo | 0 | published | 1 | 2.00 | 2 | 0.0 [0.0, 49.0] | 50.0 [15.0, 85.0] | 75.0" in printed
-    assert re.search(r"\| -25.0 \[[^]]*\] after 1 updates", printed), "grpo against gigpo of one seed, of four goals"
+    assert re.search(r"\| -25.0 \[[^]]*\], after 1 updates", printed), "grpo against gigpo of one seed, of four goals"
     assert "| 50.0 [0.0, 100.0] over products | 75.0" in printed, "of two products, with three goals and one"
     assert "| gigpo | 2 | 62.5 | 50.0 to 75.0 |" in printed
     assert (tmp_path / "report" / "learning.md").read_text().strip() == printed.strip()
+    longer = json.loads(Path(arms[1]).read_text())
+    first, last = longer["measurements"]
+    longer["measurements"] = [first | {"updates": n} for n in (0, 20)] + [last | {"updates": 40}]
+    Path(arms[1]).write_text(json.dumps(longer))
+    other = json.loads(Path(arms[0]).read_text())
+    other["measurements"][1]["updates"] = 30
+    Path(arms[0]).write_text(json.dumps(other))
+    unlike = learning("report", *arms[:2], "--out", str(tmp_path / "unlike"))
+    assert re.search(r"\| -25.0 \[[^]]*\], 30 against 40 updates", unlike), "where two are as near, with the later one"
     (tmp_path / "broken.json").write_text("{")
     refusal = learning("report", *arms, str(tmp_path / "broken.json"), "--out", str(tmp_path), code=2)
     assert "broken.json cannot be read as JSON" in refusal

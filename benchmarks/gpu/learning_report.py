@@ -113,10 +113,12 @@ def results_table(arms: Sequence[Arm], ceilings: dict[str, Any]) -> str:
         difference = ""
         if main is not None and main is not arm and main["goals"]["goal_id"] == arm["goals"]["goal_id"]:
             # Arms of unlike lengths are compared after as many updates, as near as there are measurements: seconds of
-            # arms that shared a GPU are no measure.
-            beside = min(as_trained(main), key=lambda m: abs(m["updates"] - last["updates"]))
+            # arms that shared a GPU are no measure. Of two as near the later one, which favours the main arm.
+            beside = min(as_trained(main), key=lambda m: (abs(m["updates"] - last["updates"]), -m["updates"]))
             before, after = (np.asarray(m["won"], dtype=bool) for m in (beside, last))
-            difference = f"{points(paired_share_estimate(before, after))} after {beside['updates']} updates"
+            alike = beside["updates"] == last["updates"]
+            when = f"after {last['updates']}" if alike else f"{last['updates']} against {beside['updates']}"
+            difference = f"{points(paired_share_estimate(before, after))}, {when} updates"
         free = [m for m in arm["measurements"] if not m["constrained"] and m["updates"] == last["updates"]]
         seconds, over = arm["updates"]["wall_s"], " over products" if by_product(arm) else ""
         lines.append(
