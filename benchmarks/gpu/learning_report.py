@@ -113,7 +113,7 @@ def results_table(arms: Sequence[Arm], ceilings: dict[str, Any]) -> str:
         difference = ""
         if main is not None and main is not arm and main["goals"]["goal_id"] == arm["goals"]["goal_id"]:
             # Arms of unlike lengths are compared after as many updates, as near as there are measurements: seconds of
-            # arms that shared a GPU are no measure. Of two as near the later one, which favours the main arm.
+            # arms that shared a GPU are no measure. Of two as near the later one: it flatters least.
             beside = min(as_trained(main), key=lambda m: (abs(m["updates"] - last["updates"]), -m["updates"]))
             before, after = (np.asarray(m["won"], dtype=bool) for m in (beside, last))
             alike = beside["updates"] == last["updates"]
