@@ -140,7 +140,7 @@ class Cursor:
             is_allowed = token in self._node.children
         else:
             allowed = self.allowed()
-            at = int(allowed.searchsorted(token))
+            at = int(allowed.searchsorted(np.int32(token)))  # of another type all ids would be converted first
             is_allowed = at < len(allowed) and allowed[at] == token
         if not is_allowed:
             raise ValueError(f"token {token} at place {self._length} of the reply is not allowed by the page's actions")
