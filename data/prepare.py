@@ -13,7 +13,8 @@ So a train list of one batch, as in the first line, makes every update play the 
 out, or write all goals (`--train_data_size 0`).
 
 A product has as many goals as its options have combinations: of the 415 products behind the original's 6,910 goals one
-has 558, 26 have three fifths, and half have one or two. `--max_per_product` spreads training over products.
+has 558, 26 have three fifths, and half have one or two. `--max_per_product` spreads training over products;
+`data.sample_by=product`, a setting of training, plays all of them equally often.
 """
 
 # ruff: noqa: RUF009  group() makes dataclass fields
@@ -30,7 +31,7 @@ import numpy as np
 
 from trainers.files import require_writable
 from trainers.goal_files import MODALITIES, save_goals
-from trainers.goals import fixed_choice, fixed_goals, validation_split
+from trainers.goals import by_product, fixed_choice, fixed_goals, validation_split
 from trainers.settings import DataSettings, EnvSettings, SettingsError, group, resolve, setting
 from trainers.worlds import goal_products, open_world
 from webshop_env.errors import ShopGymError
@@ -93,10 +94,7 @@ def _spread(goals: np.ndarray, products: Sequence[str | None], most: int) -> np.
         raise SettingsError(f"--max_per_product must be at least 1, got {most}")
     if None in products:
         raise SettingsError("--max_per_product: goals of this environment are of no product; leave it out")
-    places: dict[str | None, list[int]] = {}
-    for place, product in enumerate(products):
-        places.setdefault(product, []).append(place)
-    return np.sort(np.concatenate([fixed_choice(goals[of_product], most) for of_product in places.values()]))
+    return np.sort(np.concatenate([fixed_choice(of_product, most) for of_product in by_product(goals, products)]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,6 +36,7 @@ RECIPES = Path(__file__).parent / "recipes"
 AdvantageMode = Literal["mean_norm", "mean_std_norm"]
 Baseline = Literal["episode", "step"]
 RowMode = Literal["pad", "copy", "delete"]
+SampleBy = Literal["goal", "product"]
 KlKind = Literal["low_var_kl", "kl", "abs", "mse"]
 CheckpointFormat = Literal["full", "sharded"]
 RateShape = Literal["constant", "cosine"]
@@ -222,6 +223,12 @@ class DataSettings:
     )
     val_files: str | None = setting(
         None, "goal list for validation, played whole; null plays val_batch_size goals of the eval split"
+    )
+    sample_by: SampleBy = setting(
+        "goal",
+        "what is played once in training before any comes again: each goal, or each product with one of its goals",
+        only=get_args(SampleBy),
+        needs=[SHOP],
     )
     row_mode: RowMode = setting(
         "pad",
@@ -462,6 +469,7 @@ LEARNS_FROM_NO_REWARD: dict[str, str] = dict.fromkeys(
         *("env.reward", "env.success_reward", "env.rollout.n"),
         *("env.projection.penalise_cut", "env.projection.strict"),
         *("data.train_batch_size", "data.gen_batch_size", "data.val_batch_size", "data.row_mode"),
+        "data.sample_by",
     ),
     "it is for training by reward",
 )

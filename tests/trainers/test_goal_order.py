@@ -67,6 +67,36 @@ def test_later_tries_of_an_update_play_other_goals_each_once():
     assert GoalOrder(np.arange(4), 4, seed=1).batch(0, 1).size == 4, "there are no other goals"
 
 
+def test_by_product_each_product_comes_once_and_each_time_with_another_of_its_goals():
+    goals, products = np.arange(100, 110), [*"aaaa", *"bbb", *"cc", "d"]
+    of = dict(zip(goals.tolist(), products, strict=True))
+    order = GoalOrder(goals, 2, seed=3, products=products)
+    times = [[int(goal) for update in (2 * time, 2 * time + 1) for goal in order.batch(update)] for time in range(12)]
+    assert all(sorted(of[goal] for goal in time) == [*"abcd"] for time in times)
+    for product, num in (("a", 4), ("b", 3), ("c", 2), ("d", 1)):
+        played = [next(goal for goal in time if of[goal] == product) for time in times]
+        for again in range(0, 12, num):
+            assert sorted(played[again : again + num]) == [g for g in of if of[g] == product]
+    assert [of[goal] for goal in times[0]] != [of[goal] for goal in times[1]], "in another order"
+    assert GoalOrder(goals, 4, seed=3, products=products).batch(5).tolist() == times[5]
+    assert GoalOrder(goals, 4, seed=4, products=products).batch(5).tolist() != times[5]
+    others = order.batch(0, 1).tolist()
+    assert sorted(of[g] for g in [*others, *order.batch(0)]) == [*"abcd"], "a later try plays the other products"
+    assert set(others) <= set(times[0])
+    with pytest.raises(SettingsError, match=r"data\.train_batch_size=5 is more than the 4 products of the train split"):
+        GoalOrder(goals, 5, seed=3, products=products)
+
+
+def test_a_run_samples_by_product_where_it_is_told_so(shop):
+    plain, by_product = (resolve([f"data.sample_by={by}", "data.train_batch_size=64"])[0] for by in ("goal", "product"))
+    order = training_goals(shop, by_product)
+    assert order.goals.tolist() == training_goals(shop, plain).goals.tolist()
+    asins = [shop.goal_at(int(goal)).asin for update in range(10) for goal in order.batch(update)]
+    assert len(set(asins)) == 640 < len({shop.goal_at(int(goal)).asin for goal in order.goals})
+    asins = [shop.goal_at(int(g)).asin for update in range(10) for g in training_goals(shop, plain).batch(update)]
+    assert len(set(asins)) < 640
+
+
 def test_a_batch_larger_than_the_split_is_refused():
     with pytest.raises(SettingsError, match=r"data\.train_batch_size=9"):
         GoalOrder(np.arange(8), 9, seed=0)
