@@ -124,7 +124,10 @@ SMOLLM2 = Shape(
     wander=0.25,
     rows=100_000,
     variants=("recipe", "packed", "packed+compile"),
-    settings=("env.reward=score",),  # random weights win nothing: there would be no advantage
+    settings=(
+        "env.reward=score",  # random weights win nothing: there would be no advantage
+        *("data.train_batch_size=16", "data.gen_batch_size=null", "env.history_length=6"),  # 128 episodes
+    ),
 )  # fmt: skip
 TINY_CONFIG = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
