@@ -72,8 +72,11 @@ def change_notes(before: Mapping[str, Any], settings: Settings, updates_done: in
     now = _saved(settings, None)
     changed = [key for key in now if key in before and before[key] != now[key] and key not in _OF_THE_PLACE]
     notes = [f"{key} {before[key]} -> {now[key]} from update {updates_done + 1} on" for key in changed]
-    if "trainer.seed" in changed:
-        notes.append("with another trainer.seed the goal order is another: some come again before all have come once")
+    notes += [
+        f"with another {key} the goal order is another: some come again before all have come once"
+        for key in ("trainer.seed", "data.sample_by")
+        if key in changed
+    ]
     return notes
 
 

@@ -216,7 +216,7 @@ def save(run: Run) -> Path:
 def introduce(run: Run, notes: list[str]) -> None:
     """The first words: what to know before long work begins, all settings, and where a resumed run stands."""
     settings, say, done = run.settings, run.log.say, run.state.updates_done
-    notes = notes + world_notes(run.world) + goal_notes(run.goals.goals, run.validation_goals, settings)
+    notes = notes + world_notes(run.world) + goal_notes(run.goals, run.validation_goals, settings)
     for note in notes + run.notes + run.engine.notes:
         say(f"note: {note}")
     say(yaml.safe_dump(flatten(settings), sort_keys=False, allow_unicode=True).rstrip())

@@ -100,17 +100,22 @@ def goals_hash(goals: np.ndarray) -> str:
     return hashlib.sha256(np.sort(goals).astype("<i4").tobytes()).hexdigest()[:16]
 
 
-def goal_notes(train: np.ndarray, validation: np.ndarray, settings: Settings) -> list[str]:
-    """What to tell about goal lists before long work begins: goals that are learnt too often, or tested on as well."""
+def goal_notes(order: GoalOrder, validation: np.ndarray, settings: Settings) -> list[str]:
+    """What to tell about goals before long work begins: those that are learnt too often, or tested on as well."""
     notes = []
     num_played = settings.trainer.total_updates * settings.goals_of_a_try
-    by_goal = settings.data.sample_by == "goal"
-    if settings.data.train_files is not None and by_goal and num_played > len(train):
+    times = f"{num_played / order.epoch_size:.3g} times"
+    if order.is_by_product and num_played > order.epoch_size:
         notes.append(
-            f"data.train_files holds {len(train)} goals, and this run plays {num_played}: each comes about "
-            f"{num_played / len(train):.3g} times (rows are goals here; the published files only count them)"
+            f"data.sample_by=product: this run plays {num_played} goals of {order.epoch_size} products, "
+            f"each about {times}"
         )
-    num_shared = len(np.intersect1d(train, validation))
+    elif settings.data.train_files is not None and num_played > order.epoch_size:
+        notes.append(
+            f"data.train_files holds {order.epoch_size} goals, and this run plays {num_played}: each comes about "
+            f"{times} (rows are goals here; the published files only count them)"
+        )
+    num_shared = len(np.intersect1d(order.goals, validation))
     if num_shared:
         notes.append(f"{num_shared} of the {len(validation)} validation goals are trained on too")
     return notes
@@ -177,12 +182,17 @@ class GoalOrder:
         """
         self.goals, self.batch_size, self.seed = np.asarray(goals), batch_size, seed
         self._of_products = None if products is None else by_product(self.goals, products)
-        self._num = len(self.goals if self._of_products is None else self._of_products)
-        """Goals that are played before any, or any of their product, comes again."""
-        if self._num < batch_size:
+        self.epoch_size = len(self.goals if self._of_products is None else self._of_products)
+        """Goals of an epoch: all of them, or one of each product."""
+        if self.epoch_size < batch_size:
             kind = "goals" if self._of_products is None else "products"
-            raise SettingsError(f"{key}={batch_size} is more than the {self._num} {kind} of {source}; lower it")
+            raise SettingsError(f"{key}={batch_size} is more than the {self.epoch_size} {kind} of {source}; lower it")
         self._origin = (0, 0)
+
+    @property
+    def is_by_product(self) -> bool:
+        """Products come once an epoch, not goals."""
+        return self._of_products is not None
 
     def go_on(self, update: int, place: int) -> None:
         """Takes an update's first goal from a place of the order, and those of all others from where that leads."""
@@ -198,30 +208,33 @@ class GoalOrder:
 
         Args:
             update: Pass of the main loop.
-            attempt: 0 gives what the order has for this update. Later ones give the other goals of that time, in an
-                order of their own, each once before any comes again.
+            attempt: 0 gives what the order has for this update; by product one that ends an epoch and begins the next
+                may hold a product twice. Later ones give the other goals, or goals of the other products, in an order
+                of their own, each once before any comes again.
         """
         first = self.place(update)
-        places = range(first, first + self.batch_size)
-        orders = {time: self._order(time) for time in {place // self._num for place in places}}
-        batch = np.asarray([orders[place // self._num][place % self._num] for place in places])
-        if attempt == 0:
-            return batch
-        due = self._due(first // self._num)
-        others = np.setdiff1d(due, batch)
-        pool = others if len(others) else due
-        mixed = np.random.default_rng((self.seed, update, 1)).permutation(pool)
-        return np.take(mixed, range((attempt - 1) * self.batch_size, attempt * self.batch_size), mode="wrap")
+        places = [divmod(place, self.epoch_size) for place in range(first, first + self.batch_size)]
+        orders = {epoch: self._permuted((self.seed, epoch), self.epoch_size) for epoch, _ in places}
+        members = [int(orders[epoch][at]) for epoch, at in places]
+        if attempt:
+            epoch = places[0][0]
+            others = np.setdiff1d(np.arange(self.epoch_size), members)
+            mixed = self._permuted((self.seed, update, 1), others if len(others) else self.epoch_size)
+            tried = range((attempt - 1) * self.batch_size, attempt * self.batch_size)
+            return self._goals(np.take(mixed, tried, mode="wrap").tolist(), [epoch] * self.batch_size)
+        return self._goals(members, [epoch for epoch, _ in places])
 
-    def _order(self, time: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, time)).permutation(self._due(time))
+    @staticmethod
+    def _permuted(seed: tuple[int, ...], members: np.ndarray | int) -> np.ndarray:
+        return np.random.default_rng(seed).permutation(members)
 
-    def _due(self, time: int) -> np.ndarray:
-        """The goals that are played in one time through the order."""
+    def _goals(self, members: Sequence[int], epochs: Sequence[int]) -> np.ndarray:
+        """The goal that each member of the order, a goal or a product, stands for in its epoch."""
         if self._of_products is None:
-            return self.goals
-        due = []
-        for number, goals in enumerate(self._of_products):
-            again, place = divmod(time, len(goals))
-            due.append(np.random.default_rng((self.seed, again, number, 2)).permutation(goals)[place])
-        return np.asarray(due)
+            return self.goals[np.asarray(members)]
+        goals = []
+        for product, epoch in zip(members, epochs, strict=True):
+            of_product = self._of_products[product]
+            again, at = divmod(epoch, len(of_product))
+            goals.append(self._permuted((self.seed, again, product, 2), of_product)[at])
+        return np.asarray(goals, dtype=self.goals.dtype)

@@ -38,7 +38,7 @@ ARMS: dict[str, Arm] = {
     "listed": Arm("listed"),
     "listed_unconstrained": Arm("listed", ("actor_rollout_ref.rollout.constrained=false",)),
 }
-"""`gigpo` is the main arm, with `baseline: episode`; the others differ from it in what their names say."""
+"""`gigpo` is the recipe as it is, with `baseline: episode`; the others differ from it in what their names say."""
 
 TINY = (
     *("recipe=tiny", "data.train_batch_size=2", "env.rollout.n=4", "env.max_steps=6"),

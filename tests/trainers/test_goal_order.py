@@ -67,34 +67,71 @@ def test_later_tries_of_an_update_play_other_goals_each_once():
     assert GoalOrder(np.arange(4), 4, seed=1).batch(0, 1).size == 4, "there are no other goals"
 
 
-def test_by_product_each_product_comes_once_and_each_time_with_another_of_its_goals():
-    goals, products = np.arange(100, 110), [*"aaaa", *"bbb", *"cc", "d"]
+@pytest.fixture
+def of_products():
+    """Ten goals of four products: the goals, and the product of each."""
+    return np.arange(100, 110), [*"aaaa", *"bbb", *"cc", "d"]
+
+
+def test_by_product_each_product_comes_once_and_each_time_with_another_of_its_goals(of_products):
+    goals, products = of_products
     of = dict(zip(goals.tolist(), products, strict=True))
     order = GoalOrder(goals, 2, seed=3, products=products)
-    times = [[int(goal) for update in (2 * time, 2 * time + 1) for goal in order.batch(update)] for time in range(12)]
-    assert all(sorted(of[goal] for goal in time) == [*"abcd"] for time in times)
+    epochs = [[int(goal) for update in (2 * e, 2 * e + 1) for goal in order.batch(update)] for e in range(12)]
+    assert all(sorted(of[goal] for goal in epoch) == [*"abcd"] for epoch in epochs)
     for product, num in (("a", 4), ("b", 3), ("c", 2), ("d", 1)):
-        played = [next(goal for goal in time if of[goal] == product) for time in times]
-        for again in range(0, 12, num):
-            assert sorted(played[again : again + num]) == [g for g in of if of[g] == product]
-    assert [of[goal] for goal in times[0]] != [of[goal] for goal in times[1]], "in another order"
-    assert GoalOrder(goals, 4, seed=3, products=products).batch(5).tolist() == times[5]
-    assert GoalOrder(goals, 4, seed=4, products=products).batch(5).tolist() != times[5]
-    others = order.batch(0, 1).tolist()
-    assert sorted(of[g] for g in [*others, *order.batch(0)]) == [*"abcd"], "a later try plays the other products"
-    assert set(others) <= set(times[0])
+        played = [next(goal for goal in epoch if of[goal] == product) for epoch in epochs]
+        rounds = [played[at : at + num] for at in range(0, 12, num)]
+        assert all(sorted(r) == [g for g in of if of[g] == product] for r in rounds)
+        assert num < 3 or len({tuple(r) for r in rounds}) > 1, "in another order the next time"
+    assert len({tuple(of[goal] for goal in epoch) for epoch in epochs}) > 6
+    assert GoalOrder(goals, 4, seed=3, products=products).batch(5).tolist() == epochs[5]
+
+
+def test_by_product_another_seed_plays_other_goals_of_the_products():
+    goals, products = np.arange(600), np.repeat([*"abcdef"], 100).tolist()
+    first, second = (set(GoalOrder(goals, 6, seed=seed, products=products).batch(0).tolist()) for seed in (1, 2))
+    assert first != second
+    places = {goal % 100 for goal in first}
+    assert len(places) > 1, "products draw for themselves"
+
+
+def test_by_product_an_order_goes_on_across_epochs_and_after_a_resume(of_products):
+    goals, products = of_products
+    order = GoalOrder(goals, 3, seed=3, products=products)
+    whole = GoalOrder(goals, 1, seed=3, products=products)
+    assert np.concatenate([order.batch(u) for u in range(8)]).tolist() == [int(whole.batch(u)[0]) for u in range(24)]
+    resumed = GoalOrder(goals, 2, seed=3, products=products)
+    resumed.go_on(5, order.place(5))
+    assert resumed.batch(6).tolist() == [int(whole.batch(u)[0]) for u in (17, 18)]
+
+
+def test_by_product_later_tries_play_the_other_products_as_their_epoch_has_them(of_products):
+    goals, products = of_products
+    of = dict(zip(goals.tolist(), products, strict=True))
+    order = GoalOrder(goals, 2, seed=3, products=products)
+    for update in range(12):
+        epoch = GoalOrder(goals, 4, seed=3, products=products).batch(update // 2).tolist()
+        first, others = order.batch(update).tolist(), order.batch(update, 1).tolist()
+        assert sorted([*first, *others]) == sorted(epoch)
+        assert sorted(of[goal] for goal in [*first, *others]) == [*"abcd"]
+        assert order.batch(update, 2).tolist() == others, "all have been played: from the beginning"
     with pytest.raises(SettingsError, match=r"data\.train_batch_size=5 is more than the 4 products of the train split"):
         GoalOrder(goals, 5, seed=3, products=products)
 
 
-def test_a_run_samples_by_product_where_it_is_told_so(shop):
+def test_a_run_samples_by_product_where_it_is_told_so(shop, lists):
     plain, by_product = (resolve([f"data.sample_by={by}", "data.train_batch_size=64"])[0] for by in ("goal", "product"))
     order = training_goals(shop, by_product)
+    assert order.is_by_product and not training_goals(shop, plain).is_by_product
     assert order.goals.tolist() == training_goals(shop, plain).goals.tolist()
     asins = [shop.goal_at(int(goal)).asin for update in range(10) for goal in order.batch(update)]
-    assert len(set(asins)) == 640 < len({shop.goal_at(int(goal)).asin for goal in order.goals})
-    asins = [shop.goal_at(int(g)).asin for update in range(10) for g in training_goals(shop, plain).batch(update)]
-    assert len(set(asins)) < 640
+    assert len(set(asins)) == 640 < order.epoch_size == len({shop.goal_at(int(goal)).asin for goal in order.goals})
+    words = [f"data.train_files={lists / 'train.parquet'}", "data.sample_by=product", "data.train_batch_size=4"]
+    listed = training_goals(shop, resolve(words)[0])
+    assert listed.is_by_product and len(listed.goals) == 20
+    lake = resolve(["recipe=frozenlake", "data.sample_by=product", "data.train_batch_size=4"])[0]
+    assert not training_goals(open_world(lake.env), lake).is_by_product, "its goals are of no product"
 
 
 def test_a_batch_larger_than_the_split_is_refused():
@@ -186,8 +223,14 @@ def test_an_empty_split_is_refused():
 def test_goals_that_come_too_often_or_are_tested_on_as_well_are_noted(shop, lists):
     settings = resolve([f"data.train_files={lists / 'train.parquet'}"])[0]
     order = training_goals(shop, settings)
-    repeated, shared = goal_notes(order.goals, order.goals[:5], settings)
+    repeated, shared = goal_notes(order, order.goals[:5], settings)
     assert "holds 20 goals, and this run plays 480: each comes about 24 times" in repeated
     assert shared == "5 of the 5 validation goals are trained on too"
     plain = resolve([])[0]
-    assert goal_notes(shop.split("train"), validation_goals(shop, plain), plain) == []
+    assert goal_notes(training_goals(shop, plain), validation_goals(shop, plain), plain) == []
+    by_product = resolve(["data.sample_by=product"])[0]
+    order = training_goals(shop, by_product)
+    assert goal_notes(order, validation_goals(shop, by_product), by_product) == []
+    longer = resolve(["data.sample_by=product", "trainer.total_updates=1000"])[0]
+    (note,) = goal_notes(order, validation_goals(shop, longer), longer)
+    assert f"plays 16000 goals of {order.epoch_size} products, each about {16000 / order.epoch_size:.3g} times" in note

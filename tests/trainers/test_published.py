@@ -189,7 +189,7 @@ def test_a_recipe_lacks_nothing_but_its_model_and_its_catalogue(tmp_path, policy
     if recipe != "webshop_qwen2.5_1.5b":  # the random policy has few tokens, which say less each
         values |= {"data.max_prompt_length": 4096, "data.max_response_length": 128}
     run = opened([f"recipe={recipe}", *(f"{key}={value}" for key, value in values.items())])
-    assert len(run.goals.batch(0)) == run.settings.data.train_batch_size
+    assert len(run.goals.batch(0)) == run.settings.goals_of_a_try
     assert len(run.validation_goals) == run.settings.data.val_batch_size
 
 
