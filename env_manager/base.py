@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -134,6 +136,17 @@ def hash_of_prompts(template: Template, spec: EnvSpec) -> str:
     return hashlib.sha256(f"{template.digest} {spec.view_version}".encode()).hexdigest()
 
 
+def _view(spec: EnvSpec, template: Template) -> View:
+    view: Callable[..., PageView] = (spec.compact_view if template.is_compact else None) or spec.full_view
+    if template.text_words is None:
+        return view
+    if "text_words" not in inspect.signature(view).parameters:
+        raise ShopGymError(
+            f"template {template.name}: text_words needs pages with texts to shorten; those of {spec.env_id} have none"
+        )
+    return partial(view, text_words=template.text_words)
+
+
 class EnvManager:
     """Holds B environments and turns pages into prompts, replies into actions.
 
@@ -163,8 +176,7 @@ class EnvManager:
         self.num_envs = num_envs
         self.template: Template = load_template(self.config.prompt or self.spec.template)
         self._projection = PROJECTIONS[self.spec.projection or self.template.projection]
-        is_short = self.template.is_compact
-        self._view: View = (self.spec.compact_view if is_short else None) or self.spec.full_view
+        self._view: View = _view(self.spec, self.template)
         kwargs = {**self.spec.env_kwargs, **(env_kwargs or {})}
         if self.spec.max_steps_kwarg:
             kwargs.setdefault(self.spec.max_steps_kwarg, self.config.max_steps)

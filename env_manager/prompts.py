@@ -44,6 +44,8 @@ class Template:
     """True when replies reason inside <think> first; False when they start directly with <action>."""
     is_compact: bool
     """The page is shown in the environment's short form instead of the full text."""
+    text_words: int | None
+    """How many words the short form leaves of a description or a feature; None is the environment's choice."""
     lower_case: bool
     history: str
     """One past step, with {step}, {anchor} and {action}."""
@@ -69,7 +71,8 @@ class Prompt:
 
 @lru_cache(maxsize=32)
 def load_template(name: str) -> Template:
-    """A packaged template by name ("think", "no_think", "compact", "compact_listed") or any file by its path.
+    """A packaged template by name ("think", "no_think", "compact", "compact_listed", "compact_reading") or any file
+    by its path.
 
     Raises:
         ShopGymError: there is no such template, or the file is not one.
@@ -81,8 +84,8 @@ def load_template(name: str) -> Template:
         text = Path(name).read_text(encoding="utf-8")
     else:
         raise ShopGymError(
-            f"env.prompt: no template is called {name!r}; give think, no_think, compact, compact_listed or the path "
-            "of a template file"
+            f"env.prompt: no template is called {name!r}; give think, no_think, compact, compact_listed, "
+            "compact_reading or the path of a template file"
         )
     return parse_template(text, name=name)
 
@@ -102,13 +105,16 @@ def parse_template(text: str, name: str) -> Template:
         if not colon:
             raise ShopGymError(f"template {name}: the line {line!r} of the head is not 'key: value'")
         head[key] = value[1:]
-    known = {"projection", "thinks", "page", "lower_case", "history", "history_joiner", "action"}
+    known = {"projection", "thinks", "page", "text_words", "lower_case", "history", "history_joiner", "action"}
     if unknown := sorted(head.keys() - known):
         raise ShopGymError(f"template {name}: unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
     if missing := sorted({"projection", "thinks", "page", "history", "action"} - head.keys()):
         raise ShopGymError(f"template {name}: the head lacks {missing[0]!r}")
     if head["projection"] not in PROJECTIONS:
         raise ShopGymError(f"template {name}: no projection is called {head['projection']!r}")
+    text_words = head.get("text_words")
+    if text_words is not None and not (text_words.isdecimal() and int(text_words) > 0):
+        raise ShopGymError(f"template {name}: text_words must be a number of words, at least 1, got {text_words!r}")
     for where, wording, places in (
         ("history", head["history"], _PLACES_IN_HISTORY),
         ("action", head["action"], _PLACES_IN_ACTION),
@@ -127,6 +133,7 @@ def parse_template(text: str, name: str) -> Template:
         projection=head["projection"],
         thinks=head["thinks"] == "yes",
         is_compact=head["page"] == "compact",
+        text_words=None if text_words is None else int(text_words),
         lower_case=head.get("lower_case") == "yes",
         history=head["history"],
         history_joiner=head.get("history_joiner", "\n"),

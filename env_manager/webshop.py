@@ -13,7 +13,7 @@ SEPARATOR = " [SEP] "
 TITLE_WORDS_IN_RESULTS = 8
 TITLE_WORDS_ON_ITEM = 16
 WORDS_OF_A_TEXT = 24
-"""Words that are left of a description or a feature."""
+"""Words that are left of a description or a feature, unless the template says otherwise."""
 REFUSED = frozenset({"click[search]"})
 """The published pages list their search button among the actions, and take no click on it."""
 _BUTTONS = ("< prev", "next >", "back to search", "description", "features", "reviews", "attributes", "buy now")
@@ -41,10 +41,11 @@ def full_view(observation: str, info: Mapping[str, Any]) -> PageView:
     )
 
 
-def compact_view(observation: str, info: Mapping[str, Any]) -> PageView:
+def compact_view(observation: str, info: Mapping[str, Any], *, text_words: int = WORDS_OF_A_TEXT) -> PageView:
     """The page without its constant words: a line of products, or a product with its options and the selected ones.
 
-    Long titles are shortened to their first words. The anchor stays the full page.
+    Long titles are shortened to their first words, and a description or a feature to `text_words`. The anchor stays
+    the full page.
     """
     full = full_view(observation, info)
     _, segments = _split(observation, info)
@@ -64,7 +65,7 @@ def compact_view(observation: str, info: Mapping[str, Any]) -> PageView:
     elif kind == "start":
         pieces = ["start"]
     else:
-        texts = [_first_words(s, WORDS_OF_A_TEXT) for s in segments if _key(s) not in clickable]
+        texts = [_first_words(s, text_words) for s in segments if _key(s) not in clickable]
         pieces = [kind.replace("_", " "), *texts, *buttons]
     return PageView(
         task=full.task,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from env_manager import EnvConfig, EnvManager
 from env_manager.memory import MemoryEntry
 from env_manager.prompts import MARK, build_prompt, load_template, parse_template, shorten
 from env_manager.types import PageView
@@ -139,6 +141,30 @@ def test_the_compact_prompt_with_a_list_is_the_compact_one_and_the_actions() -> 
         )
         actions = "\n".join(VIEW.admissible).lower()
         assert VIEW.admissible and listed == f"{plain}\nactions:\n{actions}"
+
+
+def test_a_template_says_how_much_of_a_text_compact_pages_show() -> None:
+    words = " ".join(f"w{n}" for n in range(60))
+    for name, num_words in (("compact", 24), ("compact_reading", 48)):
+        manager = EnvManager("WebShop-v0", 1, EnvConfig(prompt=name))
+        observation = " [SEP] ".join(("Instruction:", "a red mug", "Back to Search", "< Prev", words))
+        info = {
+            "instruction_text": "a red mug",
+            "page_kind": "sub_page",
+            "available_actions": ("click[back to search]", "click[< prev]"),
+        }
+        assert manager._view(observation, info).pieces[1].split() == words.split()[:num_words]
+    plain, reading = load_template("compact"), load_template("compact_reading")
+    assert replace(reading, name="compact", text_words=None, digest=plain.digest) == plain
+
+
+def test_text_words_where_there_are_no_texts_to_shorten_is_a_mistake() -> None:
+    for env in ("FrozenLake-v1", "TextWorld-v0"):
+        with pytest.raises(ShopGymError, match="template compact_reading: text_words"):
+            EnvManager(env, 1, EnvConfig(prompt="compact_reading"))
+    for wrong in ("0", "-3", "many", ""):
+        with pytest.raises(ShopGymError, match="text_words must be a number of words, at least 1"):
+            parse_template(f"{HEAD}text_words: {wrong}\n--- first\nx\n--- later\nx\n", "t")
 
 
 def test_the_actions_are_shortened_last() -> None:
