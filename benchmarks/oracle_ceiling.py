@@ -5,8 +5,9 @@
 
 The oracle buys each goal's own product with the goal's options, in at most 15 steps: what WebShop-v0 gives for that is
 the most that a policy can be expected to reach. Rules know only what the pages show: one buys at once, one looks
-whether a product offers the options and turns back, one does so with the oracle's queries. Where products are kept
-apart, means are over products, and intervals come from drawing products.
+whether a product offers the options and turns back, one does so with the oracle's queries, one has queries of its own
+and reads the features of products that have no options to tell them by. Where products are kept apart, means are over
+products, and intervals come from drawing products.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from machine import RESULTS, describe_machine, run_script, write_result
 
 from trainers.estimates import cluster_estimate, mean_estimate, share_estimate
 from trainers.lost_steps import PARTS
-from webshop_env.policies import GuidedPolicy, LookingPolicy, OraclePolicy, Policy, RulePolicy
+from webshop_env.policies import GuidedPolicy, LookingPolicy, OraclePolicy, Policy, ReadingPolicy, RulePolicy
 from webshop_env.shop import Shop, open_shop
 from webshop_env.text_env import WebShopTextEnv
 
-RULES: dict[str, Callable[[Shop], Policy]] = {"rule": RulePolicy, "looking": LookingPolicy, "guided": GuidedPolicy}
+RULES: dict[str, Callable[[Shop], Policy]] = {
+    "rule": RulePolicy,
+    "looking": LookingPolicy,
+    "guided": GuidedPolicy,
+    "reading": ReadingPolicy,
+}
 MAX_STEPS = 15
 NUM_GOALS = 500
 """Of a test split, at most; the published one has as many."""

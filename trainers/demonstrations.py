@@ -22,7 +22,15 @@ from rollout.storage import load_batch
 from trainers.scoring import Pairs
 from trainers.settings import EnvSettings, SettingsError
 from trainers.worlds import open_shop_world
-from webshop_env.policies import GuidedPolicy, LookingPolicy, OraclePolicy, Policy, Remembering, RulePolicy
+from webshop_env.policies import (
+    GuidedPolicy,
+    LookingPolicy,
+    OraclePolicy,
+    Policy,
+    ReadingPolicy,
+    Remembering,
+    RulePolicy,
+)
 
 if TYPE_CHECKING:
     from rollout.types import StepBatch
@@ -35,6 +43,7 @@ _IN_SHOPS: dict[str, Callable[[Shop, int], Policy]] = {
     "guided": lambda shop, max_steps: GuidedPolicy(shop, max_steps=max_steps),
     "rule": lambda shop, max_steps: RulePolicy(shop),
     "looking": lambda shop, max_steps: LookingPolicy(shop, max_steps),
+    "reading": lambda shop, max_steps: ReadingPolicy(shop, max_steps),
 }
 """Made with the shop and the steps of an episode."""
 
@@ -105,9 +114,9 @@ def make_source(name: str, world: World, env: EnvSettings) -> Policy:
     """The policy that shows how it is done.
 
     Args:
-        name: "oracle", "guided", "rule" or "looking" in shops; or "module:name", something that is called with the
-            world (a `Shop`, where it is one) and returns an object with `act(observation, info) -> action`. One that
-            remembers what it saw also has `fresh()`, which returns another one for another episode.
+        name: "oracle", "guided", "rule", "looking" or "reading" in shops; or "module:name", something that is called
+            with the world (a `Shop`, where it is one) and returns an object with `act(observation, info) -> action`.
+            One that remembers what it saw also has `fresh()`, which returns another one for another episode.
         world: Where it plays.
         env: Settings that opened it.
 

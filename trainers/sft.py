@@ -93,7 +93,7 @@ class SftSettings:
     source: str = setting(
         "oracle",
         "whose episodes are imitated: oracle, guided (searches as it does, looks before it buys), rule, looking, "
-        "module:name for a class of your own that is called with the shop "
+        "reading (also reads the features), module:name for a class of your own that is called with the shop "
         "and has act(observation, info), or a rollout's .parquet file",
     )
     won_only: bool = setting(False, "leave out episodes that were not won")

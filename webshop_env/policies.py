@@ -22,10 +22,12 @@ from webshop_env.shop import Shop
 from webshop_env.types import Goal, Product
 
 _BUY, _BACK, _PREV, _NEXT = (f"click[{text.lower()}]" for text in (BUY, BACK, PREV, NEXT))
+_FEATURES = "click[features]"
 _NOT_OF_A_PRODUCT = {f"click[{text.lower()}]" for text in (BUY, BACK, PREV, NEXT, SEARCH, *SUB_PAGES)} | {SEARCH_HINT}
 
 _WORD = re.compile(r"[^\W_]+(?:[-'.&][^\W_]+)*")
 _FIRST_OPTION = re.compile(r" with (?:(?! with )[^:,]){1,40}: ")
+_OF_KIND = re.compile(r" (?:with|for) ")
 _PRICE = re.compile(r",? and price lower than ([0-9.]+) dollars")
 # fmt: off
 _FILLERS = frozenset((
@@ -35,6 +37,8 @@ _FILLERS = frozenset((
     "want", "which", "will", "with", "would", "you",
 ))
 # fmt: on
+ENOUGH = 2 / 3
+"""Share of what is wished for that a product must be said to be."""
 
 
 class Policy(Protocol):
@@ -167,7 +171,7 @@ class RulePolicy:
     def act(self, observation: str, info: Mapping[str, Any]) -> str:
         actions, kind, instruction = info["available_actions"], info["page_kind"], info["instruction_text"].lower()
         if kind in ("start", "done"):
-            return f"search[{' '.join(_wish_words(instruction)) or 'gift'}]"
+            return f"search[{self._query(info) or 'gift'}]"
         if kind == "results":
             return self._choose_product(observation, actions, instruction)
         if kind == "sub_page":
@@ -175,6 +179,9 @@ class RulePolicy:
         for label in self._wanted_labels(observation, info, instruction):
             return f"click[{label}]"
         return _BUY
+
+    def _query(self, info: Mapping[str, Any]) -> str:
+        return " ".join(_wish_words(info["instruction_text"].lower()))
 
     def _choose_product(self, observation: str, actions: Sequence[str], instruction: str) -> str:
         ranked = self._ranked(observation, actions, instruction)
@@ -287,16 +294,118 @@ class GuidedPolicy(LookingPolicy):
     def fresh(self) -> GuidedPolicy:
         return GuidedPolicy(self._shop, self._oracle, max_steps=self._max_steps)
 
+    def _query(self, info: Mapping[str, Any]) -> str:
+        return self._oracle.query(self._shop.goal_at(info["goal_index"]))
+
+
+class ReadingPolicy(LookingPolicy):
+    """A rule that also reads what a product is said to be.
+
+    It searches for the wish and the values of the options. Where the instruction names options it goes on as one who
+    looks. Where it names none, nothing on an item page tells a product from its like: it opens the features, and buys
+    the first product whose title and features hold most of what is wished for ("soy wax", "easy install"). From the
+    others it goes back to the search page and searches again, which costs no more steps than to go back through the
+    item page, and shows in the actions alone what was found. When its steps run out it buys what held most.
+
+    Args:
+        shop: Not looked at.
+        max_steps: Of an episode: it goes back in time to buy.
+    """
+
+    def __init__(self, shop: Shop | None = None, max_steps: int = 15) -> None:
+        super().__init__(shop, max_steps)
+        self._title = ""
+        """Of the product that was opened last."""
+        self._num_to_buy = 1
+        """Steps from its page to its purchase, at most."""
+        self._searches_again_for = ""
+        """The instruction for which it has just gone back to search; a start page without that begins a session."""
+
+    def fresh(self) -> ReadingPolicy:
+        return ReadingPolicy(max_steps=self._max_steps)
+
     def act(self, observation: str, info: Mapping[str, Any]) -> str:
-        action = super().act(observation, info)
-        if info["page_kind"] == "start":
-            return f"search[{self._oracle.query(self._shop.goal_at(info['goal_index']))}]"
-        return action
+        kind, instruction = info["page_kind"], info["instruction_text"].lower()
+        if next(_named_options(instruction), None):
+            return super().act(observation, info)
+        if kind == "start" and self._searches_again_for != instruction:
+            self._offers, self._has_looked_enough, self._num_steps = {}, False, 0
+        self._searches_again_for = ""
+        num_left, self._num_steps = self._max_steps - self._num_steps, self._num_steps + 1
+        action = None
+        if not self._has_looked_enough and kind == "item":
+            action = self._look(observation, info, num_left)
+        elif not self._has_looked_enough and kind == "sub_page":
+            action = self._read(observation, info, num_left)
+        return action or RulePolicy.act(self, observation, info)
+
+    def _query(self, info: Mapping[str, Any]) -> str:
+        instruction = info["instruction_text"].lower()
+        values = [word for _, value in _named_options(instruction) for word in _words(value)]
+        return " ".join([*_wish_words(instruction), *values])
+
+    def _look(self, observation: str, info: Mapping[str, Any], num_left: int) -> str | None:
+        """On an item page: what opens its features; None where it is to be bought."""
+        opened, actions = f"click[{info['asin'].lower()}]", info["available_actions"]
+        phrases = _phrases(info["instruction_text"].lower())
+        is_known = opened in self._offers
+        self._title = _title(observation)
+        self._num_to_buy = 1 + len(_option_groups(observation, actions))
+        if not is_known:
+            self._offers[opened] = _num_held(phrases, self._title)
+        # Read, back to the item, buy.
+        can_read = _FEATURES in actions and num_left >= 2 + self._num_to_buy
+        self._has_looked_enough = is_known or not can_read or self._offers[opened] >= ENOUGH * len(phrases)
+        return None if self._has_looked_enough else _FEATURES
+
+    def _read(self, observation: str, info: Mapping[str, Any], num_left: int) -> str | None:
+        """On the page of its features: the way to another product; None where this one is to be bought."""
+        instruction = info["instruction_text"].lower()
+        phrases = _phrases(instruction)
+        held = _num_held(phrases, f"{self._title} | {observation.rpartition(PREV)[2]}")
+        self._offers[f"click[{info['asin'].lower()}]"] = held
+        is_enough, is_best = held >= ENOUGH * len(phrases), held == max(self._offers.values())
+        # Back, search, open, read, back to the item, buy; or back, search, open the best, buy.
+        self._has_looked_enough = is_enough or num_left < 5 + self._num_to_buy
+        if is_enough or (self._has_looked_enough and is_best) or num_left < 3 + self._num_to_buy:
+            return None
+        self._searches_again_for = instruction
+        return _BACK
 
 
 def _wish_words(instruction: str) -> list[str]:
     wish = _FIRST_OPTION.split(_PRICE.split(instruction)[0])[0]
     return [word for word in _words(wish) if word not in _FILLERS]
+
+
+def _phrases(instruction: str) -> list[tuple[str, ...]]:
+    """What is wished for, two words each: "easy install" of "easy install lenses with tempered glass, glass screen".
+
+    The kind of product, which stands before " with " and " for ", is left out where it is told from the rest.
+    """
+    wish = _FIRST_OPTION.split(_PRICE.split(instruction)[0])[0]
+    kind, *others = _OF_KIND.split(wish)
+    of_kind, others = kind.split(", "), [piece for part in others for piece in part.split(", ")]
+    words = [[word for word in _plain_words(piece) if word not in _FILLERS] for piece in (*of_kind, *others)]
+    last = len(of_kind) - 1
+    return [tuple(piece[:2]) for i, piece in enumerate(words) if len(piece) > 2 or (piece and i != last)]
+
+
+def _num_held(phrases: Sequence[tuple[str, ...]], text: str) -> int:
+    """How many of the phrases stand in a text, whatever stands between their words."""
+    words = f" {' '.join(_plain_words(text))} "
+    return sum(f" {' '.join(phrase)} " in words for phrase in phrases)
+
+
+def _plain_words(text: str) -> list[str]:
+    return _words(text.replace("-", " "))
+
+
+def _title(observation: str) -> str:
+    """Of an item page: what stands before the price."""
+    segments = observation.split(SEP)
+    at_price = next((i for i, segment in enumerate(segments) if segment.startswith("Price: ")), 0)
+    return segments[at_price - 1] if at_price else ""
 
 
 def _named_options(instruction: str) -> Iterator[tuple[str, str]]:

@@ -74,9 +74,10 @@ def test_episodes_are_kept_by_what_became_of_them(settings, shop):
     assert shown.keep() == shown
 
 
-def test_who_remembers_what_it_saw_plays_many_sessions_at_once_as_one_by_one(settings, shop):
+@pytest.mark.parametrize("name", ["guided", "reading"])
+def test_who_remembers_what_it_saw_plays_many_sessions_at_once_as_one_by_one(settings, shop, name):
     goals = np.repeat(shop.split("train")[:12], 2)  # the same goal in two sessions
-    source = make_source("guided", shop, settings.env)
+    source = make_source(name, shop, settings.env)
     shown = [
         demonstrate(make_manager(settings.env, settings.data, num_envs, count_tokens=None), source, goals, noise=0.3)
         for num_envs in (24, 1)
@@ -93,7 +94,7 @@ def test_who_looks_buys_within_the_steps_of_an_episode(reference_dir):
     words = ["out=x", f"env.webshop.data_dir={reference_dir / 'webshop-1k'}", "env.max_steps=8"]
     env, data = (getattr(resolve(words, SftSettings)[0], name) for name in ("env", "data"))
     shop = open_world(env)
-    for name in ("guided", "looking"):
+    for name in ("guided", "looking", "reading"):
         manager = make_manager(env, data, 16, count_tokens=None)
         shown = demonstrate(manager, make_source(name, shop, env), shop.split("train")[:60])
         last = {episode: action for episode, action in zip(shown.episode, shown.actions, strict=True)}
@@ -105,7 +106,7 @@ def test_policies_of_ones_own_show_it_by_name(settings, shop):
     assert isinstance(make_source("rule", shop, settings.env), RulePolicy)
     assert make_source("my_shoppers:Searcher", shop, settings.env).num_goals == len(shop.goals)
     for name, message in (
-        ("nobody", "no policy is called 'nobody'; there are oracle, guided, rule, looking, module:name"),
+        ("nobody", "no policy is called 'nobody'; there are oracle, guided, rule, looking, reading, module:name"),
         ("my_shoppers:nothing", "must be called with the world and return an object with act"),
         ("my_shoppers:absent", "must be called with the world"),
         ("no_such_module:x", "PYTHONPATH"),

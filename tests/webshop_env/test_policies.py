@@ -7,7 +7,16 @@ import random
 import pytest
 
 from webshop_env import Shop, WebShopTextEnv, open_shop
-from webshop_env.policies import GuidedPolicy, LookingPolicy, OraclePolicy, RandomPolicy, RulePolicy
+from webshop_env.policies import (
+    GuidedPolicy,
+    LookingPolicy,
+    OraclePolicy,
+    RandomPolicy,
+    ReadingPolicy,
+    RulePolicy,
+    _num_held,
+    _phrases,
+)
 
 
 def play(shop: Shop, policy, goal_indexes, **settings) -> tuple[float, float, float]:
@@ -65,7 +74,7 @@ def test_the_rule_reads_and_beats_chance():
     assert 0.5 < rule[0] < 1.0 and rule[1] > 0.8 and chance[0] < 0.1
 
 
-@pytest.mark.parametrize("policy", [RulePolicy(), LookingPolicy()])
+@pytest.mark.parametrize("policy", [RulePolicy(), LookingPolicy(), ReadingPolicy()])
 def test_rules_do_not_look_at_the_goal(policy):
     shop = open_shop()
     env = WebShopTextEnv(shop=shop)
@@ -117,14 +126,106 @@ def test_who_looks_turns_back_where_an_option_is_not_offered_and_returns_to_the_
     assert num_returns
 
 
-def test_another_one_has_seen_nothing():
-    shop = open_shop()
+@pytest.mark.parametrize(
+    ("instruction", "phrases"),
+    [
+        ("find me soy wax candles for living room, and price lower than 60.00 dollars", "soy wax, living room"),
+        ("find me candles with soy wax for living room", "soy wax, living room"),
+        (
+            "find me easy install, high-definition lenses with tempered glass",
+            "easy install, high definition, tempered glass",
+        ),
+        ("find me slim fit men's shirts with long sleeve with color: red, and size: 8", "slim fit, long sleeve"),
+        ("find me table lamps", ""),
+    ],
+)
+def test_what_is_wished_for(instruction, phrases):
+    assert ", ".join(" ".join(phrase) for phrase in _phrases(instruction)) == phrases
+
+
+def test_what_a_text_holds():
+    phrases = [("soy", "wax"), ("living", "room"), ("high", "definition")]
+    assert _num_held(phrases, "Soy-wax candle; High Definition. Living | rooms") == 2
+    assert _num_held(phrases, "") == 0
+
+
+def goals_without_options(shop: Shop, k: int) -> list[int]:
+    return [i for i in sample(shop, len(shop.goals)) if not shop.goals[i].options][:k]
+
+
+def test_who_reads_wins_more_where_there_are_no_options_and_searches_better_where_there_are(reference_dir):
+    shop = open_shop(reference_dir / "webshop-1k")
+    plain = goals_without_options(shop, 150)
+    assert play(shop, LookingPolicy(), plain)[0] + 0.05 < play(shop, ReadingPolicy(), plain)[0]
+    others = [i for i in sample(shop, 300) if shop.goals[i].options]
+    assert play(shop, LookingPolicy(), others)[0] + 0.1 < play(shop, ReadingPolicy(), others)[0]
+
+
+def test_who_reads_goes_back_from_what_holds_too_little_and_buys_in_time(reference_dir):
+    shop = open_shop(reference_dir / "webshop-1k")
+    policy = ReadingPolicy()
+    num_back = num_returned = 0
+    for max_steps in (15, 7, 4, 3):
+        policy = ReadingPolicy(max_steps=max_steps)
+        env = WebShopTextEnv(shop=shop, max_steps=max_steps)
+        for index in goals_without_options(shop, 60):
+            observation, info = env.reset(options={"goal_index": index})
+            phrases, title, opened = _phrases(info["instruction_text"].lower()), "", []
+            is_over = False
+            while not is_over:
+                action = policy.act(observation, info)
+                if info["page_kind"] == "item":
+                    title = shop.products[info["asin"]].title
+                    if action == "click[features]":
+                        assert _num_held(phrases, title) < 2 / 3 * len(phrases)
+                elif info["page_kind"] == "sub_page":
+                    held = _num_held(phrases, " | ".join((title, *shop.products[info["asin"]].bullet_points)))
+                    if action == "click[back to search]":
+                        num_back += 1
+                        assert held < 2 / 3 * len(phrases) and max_steps > 4
+                    else:
+                        assert action == "click[< prev]"
+                elif info["page_kind"] == "results":
+                    opened.append(action)
+                observation, _, terminated, truncated, info = env.step(action)
+                is_over = terminated or truncated
+            num_returned += len(opened) > len(set(opened))
+            assert terminated or not opened, "bought in time, unless nothing was listed"
+    assert num_back > 20 and num_returned
+
+
+@pytest.mark.parametrize("kind", [LookingPolicy, ReadingPolicy])
+def test_another_one_has_seen_nothing(reference_dir, kind):
+    shop = open_shop(reference_dir / "webshop-1k")
     env = WebShopTextEnv(shop=shop)
-    seen = LookingPolicy()
+    seen = kind()
     play(shop, seen, sample(shop, 3))
-    observation, info = env.reset(options={"goal_index": 5})
-    observation, *_, info = env.step(seen.act(observation, info))
-    assert seen.act(observation, info) == seen.fresh().act(observation, info) == LookingPolicy().act(observation, info)
+    for index in (goals_without_options(shop, 1)[0], sample(shop, 1)[0]):
+        observation, info = env.reset(options={"goal_index": index})
+        observation, *_, info = env.step(seen.act(observation, info))
+        assert seen.act(observation, info) == seen.fresh().act(observation, info) == kind().act(observation, info)
+
+
+def test_who_was_cut_off_while_searching_again_begins_the_next_session_anew(reference_dir):
+    shop = open_shop(reference_dir / "webshop-1k")
+    env = WebShopTextEnv(shop=shop)
+    policy = ReadingPolicy()
+    first, other = goals_without_options(shop, 40), goals_without_options(shop, 41)[-1]
+    for index in first:
+        observation, info = env.reset(options={"goal_index": index})
+        for _ in range(15):
+            action = policy.act(observation, info)
+            observation, *_, info = env.step(action)
+            if action == "click[back to search]":
+                break
+        else:
+            continue
+        observation, info = env.reset(options={"goal_index": other})
+        policy.act(observation, info)
+        assert policy._num_steps == 1 and not policy._offers
+        break
+    else:
+        pytest.fail("no goal for which it goes back")
 
 
 def test_chance_is_seeded_and_stays_on_the_page():
