@@ -350,7 +350,7 @@ class ReadingPolicy(LookingPolicy):
         phrases = _phrases(info["instruction_text"].lower())
         is_known = opened in self._offers
         self._title = _title(observation)
-        self._num_to_buy = 1 + len(_option_groups(observation, actions))
+        self._num_to_buy = 1 + sum(bool(labels) for _, labels in _option_groups(observation, actions))
         if not is_known:
             self._offers[opened] = _num_held(phrases, self._title)
         # Read, back to the item, buy.

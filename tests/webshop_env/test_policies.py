@@ -164,14 +164,14 @@ def test_who_reads_wins_more_where_there_are_no_options_and_searches_better_wher
 def test_who_reads_goes_back_from_what_holds_too_little_and_buys_in_time(reference_dir):
     shop = open_shop(reference_dir / "webshop-1k")
     policy = ReadingPolicy()
-    num_back = num_returned = 0
+    num_back = num_returned = num_third = 0
     for max_steps in (15, 7, 4, 3):
         policy = ReadingPolicy(max_steps=max_steps)
         env = WebShopTextEnv(shop=shop, max_steps=max_steps)
         for index in goals_without_options(shop, 60):
             observation, info = env.reset(options={"goal_index": index})
             phrases, title, opened = _phrases(info["instruction_text"].lower()), "", []
-            is_over = False
+            is_over, num_left = False, max_steps
             while not is_over:
                 action = policy.act(observation, info)
                 if info["page_kind"] == "item":
@@ -185,13 +185,16 @@ def test_who_reads_goes_back_from_what_holds_too_little_and_buys_in_time(referen
                         assert held < 2 / 3 * len(phrases) and max_steps > 4
                     else:
                         assert action == "click[< prev]"
+                        # Back, search, open, read, back to the item, buy.
+                        assert held >= 2 / 3 * len(phrases) or num_left < 6 or shop.products[info["asin"]].options
                 elif info["page_kind"] == "results":
                     opened.append(action)
                 observation, _, terminated, truncated, info = env.step(action)
-                is_over = terminated or truncated
+                is_over, num_left = terminated or truncated, num_left - 1
             num_returned += len(opened) > len(set(opened))
+            num_third += len(set(opened)) == 3
             assert terminated or not opened, "bought in time, unless nothing was listed"
-    assert num_back > 20 and num_returned
+    assert num_back > 20 and num_returned and num_third
 
 
 @pytest.mark.parametrize("kind", [LookingPolicy, ReadingPolicy])
