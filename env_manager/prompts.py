@@ -102,7 +102,7 @@ def parse_template(text: str, name: str) -> Template:
     head: dict[str, str] = {}
     for line in parts[0].splitlines():
         key, colon, value = line.partition(":")
-        if not colon:
+        if not colon or value[:1].strip():
             raise ShopGymError(f"template {name}: the line {line!r} of the head is not 'key: value'")
         head[key] = value[1:]
     known = {"projection", "thinks", "page", "text_words", "lower_case", "history", "history_joiner", "action"}
@@ -115,6 +115,8 @@ def parse_template(text: str, name: str) -> Template:
     text_words = head.get("text_words")
     if text_words is not None and not (text_words.isdecimal() and int(text_words) > 0):
         raise ShopGymError(f"template {name}: text_words must be a number of words, at least 1, got {text_words!r}")
+    if text_words is not None and head["page"] != "compact":
+        raise ShopGymError(f"template {name}: text_words goes with page: compact; full pages are not shortened")
     for where, wording, places in (
         ("history", head["history"], _PLACES_IN_HISTORY),
         ("action", head["action"], _PLACES_IN_ACTION),

@@ -39,6 +39,8 @@ _FILLERS = frozenset((
 # fmt: on
 ENOUGH = 2 / 3
 """Share of what is wished for that a product must be said to be."""
+_NOT_MEANT = -2
+"""In place of how much a product offers: less than one that was never opened, which counts as -1."""
 
 
 class Policy(Protocol):
@@ -235,7 +237,7 @@ class LookingPolicy(RulePolicy):
         self._max_steps = max_steps
         self._num_steps = 0
         self._offers: dict[str, int] = {}
-        """How many of the named options a product offers, by the action that opens it."""
+        """How much of what is asked for a product shows (of the named options), by the action that opens it."""
         self._has_looked_enough = False
 
     def fresh(self) -> LookingPolicy:
@@ -299,13 +301,14 @@ class GuidedPolicy(LookingPolicy):
 
 
 class ReadingPolicy(LookingPolicy):
-    """A rule that also reads what a product is said to be.
+    """A rule that also reads what a product is said to be; made for synthetic instructions.
 
     It searches for the wish and the values of the options. Where the instruction names options it goes on as one who
-    looks. Where it names none, nothing on an item page tells a product from its like: it opens the features, and buys
-    the first product whose title and features hold most of what is wished for ("soy wax", "easy install"). From the
-    others it goes back to the search page and searches again, which costs no more steps than to go back through the
-    item page, and shows in the actions alone what was found. When its steps run out it buys what held most.
+    looks. Where it names none, it turns back from products that have options, for each of their goals would name one.
+    Nothing on an item page tells the others apart: it opens their features, and buys the first whose title and
+    features hold most of what is wished for ("soy wax", "easy install"). From the rest it goes back to the search page
+    and searches again, which costs no more steps than to go back through the item page, and shows in the actions
+    alone what was found. When its steps run out it buys the one that held most.
 
     Args:
         shop: Not looked at.
@@ -314,62 +317,71 @@ class ReadingPolicy(LookingPolicy):
 
     def __init__(self, shop: Shop | None = None, max_steps: int = 15) -> None:
         super().__init__(shop, max_steps)
+        self._instruction = ""
+        self._last_action = ""
         self._title = ""
         """Of the product that was opened last."""
-        self._num_to_buy = 1
-        """Steps from its page to its purchase, at most."""
-        self._searches_again_for = ""
-        """The instruction for which it has just gone back to search; a start page without that begins a session."""
+        self._read: set[str] = set()
+        """Actions that open a product whose features it knows; `_offers` has how many phrases of the wish it holds."""
 
     def fresh(self) -> ReadingPolicy:
         return ReadingPolicy(max_steps=self._max_steps)
 
     def act(self, observation: str, info: Mapping[str, Any]) -> str:
-        kind, instruction = info["page_kind"], info["instruction_text"].lower()
-        if next(_named_options(instruction), None):
-            return super().act(observation, info)
-        if kind == "start" and self._searches_again_for != instruction:
+        instruction = info["instruction_text"].lower()
+        # Its own way leads over the start page, so that does not tell a new session.
+        if instruction != self._instruction or self._last_action == _BUY:
+            self._instruction, self._read = instruction, set()
             self._offers, self._has_looked_enough, self._num_steps = {}, False, 0
-        self._searches_again_for = ""
-        num_left, self._num_steps = self._max_steps - self._num_steps, self._num_steps + 1
-        action = None
-        if not self._has_looked_enough and kind == "item":
-            action = self._look(observation, info, num_left)
-        elif not self._has_looked_enough and kind == "sub_page":
-            action = self._read(observation, info, num_left)
-        return action or RulePolicy.act(self, observation, info)
+        if next(_named_options(instruction), None):
+            action = super().act(observation, info)
+        else:
+            action = self._find(observation, info)
+        self._last_action = action
+        return action
 
     def _query(self, info: Mapping[str, Any]) -> str:
         instruction = info["instruction_text"].lower()
         values = [word for _, value in _named_options(instruction) for word in _words(value)]
         return " ".join([*_wish_words(instruction), *values])
 
-    def _look(self, observation: str, info: Mapping[str, Any], num_left: int) -> str | None:
-        """On an item page: what opens its features; None where it is to be bought."""
-        opened, actions = f"click[{info['asin'].lower()}]", info["available_actions"]
-        phrases = _phrases(info["instruction_text"].lower())
-        is_known = opened in self._offers
+    def _find(self, observation: str, info: Mapping[str, Any]) -> str:
+        """One step where no options are named."""
+        num_left, self._num_steps = self._max_steps - self._num_steps, self._num_steps + 1
+        kind, action = info["page_kind"], None
+        if num_left <= 1 and _BUY in info["available_actions"]:
+            return _BUY
+        if kind == "results":
+            self._has_looked_enough |= num_left < 4  # open, read, back to the item, buy
+        elif kind == "item" and not self._has_looked_enough:
+            action = self._look(observation, info)
+        elif kind == "sub_page" and self._last_action == _FEATURES:
+            action = self._judge(observation, info, num_left)
+        return action or RulePolicy.act(self, observation, info)
+
+    def _look(self, observation: str, info: Mapping[str, Any]) -> str | None:
+        """On an item page: opens its features or goes back; None once the product is chosen."""
+        opened, phrases = f"click[{info['asin'].lower()}]", _phrases(self._instruction)
+        labels = [label for _, labels in _option_groups(observation, info["available_actions"]) for label in labels]
+        if labels and not any(_mentions(self._instruction, label) for label in labels):
+            self._offers[opened] = _NOT_MEANT
+            return _PREV
         self._title = _title(observation)
-        self._num_to_buy = 1 + sum(bool(labels) for _, labels in _option_groups(observation, actions))
-        if not is_known:
-            self._offers[opened] = _num_held(phrases, self._title)
-        # Read, back to the item, buy.
-        can_read = _FEATURES in actions and num_left >= 2 + self._num_to_buy
-        self._has_looked_enough = is_known or not can_read or self._offers[opened] >= ENOUGH * len(phrases)
+        self._offers[opened] = _num_held(phrases, self._title)
+        is_enough = self._offers[opened] >= ENOUGH * len(phrases)
+        self._has_looked_enough = is_enough or bool(labels) or opened in self._read
         return None if self._has_looked_enough else _FEATURES
 
-    def _read(self, observation: str, info: Mapping[str, Any], num_left: int) -> str | None:
-        """On the page of its features: the way to another product; None where this one is to be bought."""
-        instruction = info["instruction_text"].lower()
-        phrases = _phrases(instruction)
-        held = _num_held(phrases, f"{self._title} | {observation.rpartition(PREV)[2]}")
-        self._offers[f"click[{info['asin'].lower()}]"] = held
+    def _judge(self, observation: str, info: Mapping[str, Any], num_left: int) -> str | None:
+        """On the page of its features: goes back to search; None once the product is chosen."""
+        opened, phrases = f"click[{info['asin'].lower()}]", _phrases(self._instruction)
+        held = self._offers[opened] = _num_held(phrases, f"{self._title}{SEP}{observation.rpartition(PREV)[2]}")
+        self._read.add(opened)
         is_enough, is_best = held >= ENOUGH * len(phrases), held == max(self._offers.values())
         # Back, search, open, read, back to the item, buy; or back, search, open the best, buy.
-        self._has_looked_enough = is_enough or num_left < 5 + self._num_to_buy
-        if is_enough or (self._has_looked_enough and is_best) or num_left < 3 + self._num_to_buy:
+        self._has_looked_enough = is_enough or num_left < 6
+        if is_enough or (self._has_looked_enough and is_best) or num_left < 4:
             return None
-        self._searches_again_for = instruction
         return _BACK
 
 
@@ -379,9 +391,9 @@ def _wish_words(instruction: str) -> list[str]:
 
 
 def _phrases(instruction: str) -> list[tuple[str, ...]]:
-    """What is wished for, two words each: "easy install" of "easy install lenses with tempered glass, glass screen".
+    """What is wished for, two words each: of "easy install lenses with tempered glass" all but "lenses" and "with".
 
-    The kind of product, which stands before " with " and " for ", is left out where it is told from the rest.
+    The kind of product ends what stands before " with " and " for ": there two words count if there are more.
     """
     wish = _FIRST_OPTION.split(_PRICE.split(instruction)[0])[0]
     kind, *others = _OF_KIND.split(wish)
@@ -392,7 +404,7 @@ def _phrases(instruction: str) -> list[tuple[str, ...]]:
 
 
 def _num_held(phrases: Sequence[tuple[str, ...]], text: str) -> int:
-    """How many of the phrases stand in a text, whatever stands between their words."""
+    """How many of the phrases stand in a text, whatever its punctuation."""
     words = f" {' '.join(_plain_words(text))} "
     return sum(f" {' '.join(phrase)} " in words for phrase in phrases)
 

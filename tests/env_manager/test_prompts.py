@@ -162,9 +162,14 @@ def test_text_words_where_there_are_no_texts_to_shorten_is_a_mistake() -> None:
     for env in ("FrozenLake-v1", "TextWorld-v0"):
         with pytest.raises(ShopGymError, match="template compact_reading: text_words"):
             EnvManager(env, 1, EnvConfig(prompt="compact_reading"))
+    end = "--- first\nx\n--- later\nx\n"
     for wrong in ("0", "-3", "many", ""):
         with pytest.raises(ShopGymError, match="text_words must be a number of words, at least 1"):
-            parse_template(f"{HEAD}text_words: {wrong}\n--- first\nx\n--- later\nx\n", "t")
+            parse_template(f"{HEAD.replace('full', 'compact')}text_words: {wrong}\n{end}", "t")
+    with pytest.raises(ShopGymError, match="text_words goes with page: compact"):
+        parse_template(f"{HEAD}text_words: 9\n{end}", "t")
+    with pytest.raises(ShopGymError, match="'text_words:48' of the head is not 'key: value'"):
+        parse_template(f"{HEAD}text_words:48\n{end}", "t")
 
 
 def test_the_actions_are_shortened_last() -> None:
