@@ -303,8 +303,9 @@ def draw_curve(metrics: Path, picture: Path) -> bool:
     )
     if checks:
         means = [line["validation/success_frac"] for line in checks]
-        low = [m - line["validation/success_low_frac"] for m, line in zip(means, checks, strict=True)]
-        high = [line["validation/success_high_frac"] - m for m, line in zip(means, checks, strict=True)]
+        # Rounding may put an end on the wrong side of the mean, by next to nothing; pyplot refuses that.
+        low = [max(0.0, m - line["validation/success_low_frac"]) for m, line in zip(means, checks, strict=True)]
+        high = [max(0.0, line["validation/success_high_frac"] - m) for m, line in zip(means, checks, strict=True)]
         axes.errorbar(
             [line["update"] for line in checks],
             means,

@@ -38,7 +38,8 @@ def share_estimate(hits: np.ndarray) -> Estimate:
     share = float(np.mean(hits))
     centre = (share + Z_95**2 / (2 * num)) / (1 + Z_95**2 / num)
     half = Z_95 / (1 + Z_95**2 / num) * math.sqrt(share * (1 - share) / num + Z_95**2 / (4 * num**2))
-    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half), num)
+    # At no hits and at N an end is the share itself, which rounding misses on either side.
+    return Estimate(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)), num)
 
 
 def mean_estimate(values: np.ndarray, *, lowest: float) -> Estimate:

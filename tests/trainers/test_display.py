@@ -203,8 +203,15 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path):
     assert read_metrics(tmp_path / "m.jsonl") == [{"update": 1}]
 
 
-def test_the_curve_is_a_picture_even_without_validations(tmp_path):
-    for name, lines in (("both", [VALIDATION, UPDATE, VALIDATION]), ("rollouts", [UPDATE]), ("empty", [])):
+def test_the_curve_is_a_picture_even_without_validations_or_with_an_interval_that_was_rounded(tmp_path):
+    none_won = {"validation/success_frac": 0.0, "validation/success_low_frac": 1e-18}
+    all_won = {"validation/success_frac": 1.0, "validation/success_high_frac": 1 - 1e-16}
+    for name, lines in (
+        ("both", [VALIDATION, UPDATE, VALIDATION]),
+        ("rollouts", [UPDATE]),
+        ("empty", []),
+        ("rounded", [VALIDATION | none_won, VALIDATION | all_won]),
+    ):
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"update": i, **line}) + "\n" for i, line in enumerate(lines)))
         assert draw_curve(path, tmp_path / f"{name}.png")

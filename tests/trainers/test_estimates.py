@@ -16,6 +16,13 @@ def test_wilson_interval_of_none_of_ten_and_half_of_hundred():
     assert (half.low, half.high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
 
 
+def test_wilson_interval_holds_its_share_whatever_the_rounding():
+    for num in range(1, 600):
+        none, every = share_estimate(np.zeros(num, bool)), share_estimate(np.ones(num, bool))
+        assert none.low == none.mean == 0.0 < none.high
+        assert every.low < every.mean == every.high == 1.0
+
+
 def test_normal_interval_of_a_mean():
     estimate = mean_estimate(np.array([0.0, 1.0, 0.0, 1.0] * 10), lowest=0.0)
     half = 1.959964 * np.sqrt(10 / 39) / np.sqrt(40)
