@@ -38,7 +38,7 @@ _FILLERS = frozenset((
 ))
 # fmt: on
 ENOUGH = 2 / 3
-"""Share of what is wished for that a product must be said to be."""
+"""Share of the phrases of a wish that must stand in title and features of a product that `ReadingPolicy` buys."""
 _NOT_MEANT = -2
 """In place of how much a product offers: less than one that was never opened, which counts as -1."""
 
