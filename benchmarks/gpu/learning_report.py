@@ -221,13 +221,14 @@ def _draw_row(arms: Sequence[Arm], panels: Sequence[Any]) -> None:
     names = list(dict.fromkeys(arm["arm"] for arm in arms))
     for axes, key in zip(panels, ("updates", "train_s"), strict=True):
         for arm in arms:
-            colour = colours[names.index(arm["arm"]) % len(colours)]
+            dash, number = divmod(names.index(arm["arm"]), len(colours))
+            colour, style = colours[number], ("-", "--", ":")[dash % 3]  # more arms than colours
             is_first_seed = arm is next(other for other in arms if other["arm"] == arm["arm"])
             measured = as_trained(arm)
             means = [success(arm, m) for m in measured]
             places = [m[key] for m in measured]
             label = arm["arm"] if is_first_seed else None
-            axes.plot(places, [e.mean for e in means], color=colour, marker=".", label=label)
+            axes.plot(places, [e.mean for e in means], color=colour, linestyle=style, marker=".", label=label)
             axes.fill_between(
                 places, [e.low for e in means], [e.high for e in means], color=colour, alpha=0.1, linewidth=0
             )
