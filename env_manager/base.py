@@ -211,6 +211,9 @@ class EnvManager:
                 f"got {len(goal_indexes)}"
             )
         padded = goals + [goals[-1]] * (self.num_envs - len(goals))
+        if self.spec.goal_option is None and min(goals) < 0:
+            raise ShopGymError(f"goals of {self.spec.env_id} are seeds, at least 0, got {min(goals)}")
+        self._slots = []  # until all have begun there is nothing to step
         if self.spec.goal_option is None:
             texts, infos = self.vector_env.reset(seed=padded)  # type: ignore[arg-type]  # a seed per slot is taken too
         else:

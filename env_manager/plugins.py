@@ -20,6 +20,8 @@ def import_plugin(name: str, *, setting: str) -> str:
     module, colon, bare_name = name.partition(":")
     if not colon:
         return name
+    if not module or not bare_name:
+        raise ShopGymError(f"{setting}: {name!r} is no name with its module, such as 'my_module:name'")
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -473,7 +473,7 @@ def noun_cache_file(catalogue_hash: str) -> Path:
 def noun_files(directory: Path, catalogue_hash: str) -> list[Path]:
     """The files that hold nouns of a catalogue, those that count more last."""
     paths = (noun_cache_file(catalogue_hash), directory / "name_nouns.json")  # the catalogue's own file wins
-    return [path for path in paths if path.exists()]
+    return [path for path in paths if os.path.exists(path)]  # False for a cache that cannot be entered, too
 
 
 def load_nouns(directory: Path, catalogue_hash: str, titles: Mapping[str, str]) -> NameNouns:

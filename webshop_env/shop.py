@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,7 +95,7 @@ class Shop:
         except TypeError:
             raise ShopGymError(f"goal_index must be an integer, got {goal_index!r}") from None
         if isinstance(goal_index, bool | np.bool_) or not 0 <= index < len(self.goals):
-            raise ShopGymError(f"goal_index must be in 0 to {len(self.goals) - 1}, got {goal_index!r}")
+            raise ShopGymError(f"goal_index must be in 0 to {len(self.goals) - 1}, got {goal_index}")
         return self.goals[index]
 
     def longest_task(self) -> str:
@@ -261,7 +262,7 @@ def _open(**arguments: Any) -> Shop:
             f"{directory}: none of its {goal_list.num_whole} {kind} goals is left; goals need {needed}, "
             "and a filter or limit must keep at least one"
         )
-    is_index_missing = catalog.compiled_file is not None and not index_file(catalog).exists()
+    is_index_missing = catalog.compiled_file is not None and not os.path.exists(index_file(catalog))
     if arguments["search"] != "bm25" or is_index_missing:
         # What cannot be had shows now, not as a search that fails; and what is made once is there for all processes.
         _engine(catalog, arguments["search"])

@@ -270,15 +270,28 @@ class WebShopTextEnv(gymnasium.Env[str, str]):
         """Seed what v0 draws from (sessions, `<r>`), as `random.seed` did for the original."""
         self._rng.seed(seed)
 
-    def _pick_goal(self, options: dict[str, Any]) -> tuple[Goal, str]:
+    def named_goal(self, options: dict[str, Any]) -> Goal | None:
+        """The goal that options of `reset` name by its index or id; None where they name none.
+
+        Raises:
+            ShopGymError: `reset` would refuse them; nothing has begun.
+        """
         known = ("goal_index", "goal_id", "session") if self.settings.version == "v0" else ("goal_index", "goal_id")
         unknown = [name for name in options if name not in known]
         if unknown or len(options) > 1:
             raise ShopGymError(f"reset options are one of {', '.join(known)}, got {', '.join(map(str, options))}")
         if options.get("goal_index") is not None:
-            goal = self.shop.goal_at(options["goal_index"])
-        elif options.get("goal_id") is not None:
-            goal = self.shop.goal_by_id(options["goal_id"])
+            return self.shop.goal_at(options["goal_index"])
+        if options.get("goal_id") is not None:
+            return self.shop.goal_by_id(options["goal_id"])
+        if isinstance(options.get("session"), int | np.integer):
+            self.shop.goal_at(options["session"])
+        return None
+
+    def _pick_goal(self, options: dict[str, Any]) -> tuple[Goal, str]:
+        named = self.named_goal(options)
+        if named is not None:
+            goal = named
         elif options.get("session") is not None:
             return self._named_session(options["session"])
         elif self.settings.version == "v0" and self.settings.split is None:

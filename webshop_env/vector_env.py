@@ -87,6 +87,8 @@ class WebShopVectorEnv(VectorEnv):
         mask = self._mask(options.pop("reset_mask", None))
         seeds = self._seeds(seed)
         per_slot = self._options_per_slot(options)
+        for i in np.flatnonzero(mask):  # all before the first is reset: no mixture is left when one is refused
+            self.envs[i].named_goal(per_slot[i])
         for i in np.flatnonzero(mask):
             self._observations[i], self._infos[i] = self.envs[i].reset(seed=seeds[i], options=per_slot[i])
             self._terminations[i] = self._truncations[i] = False
@@ -105,10 +107,13 @@ class WebShopVectorEnv(VectorEnv):
         """
         if not self._is_reset:
             raise ShopGymError("call reset before step")
-        if isinstance(actions, str) or not hasattr(actions, "__len__"):
+        if isinstance(actions, str) or not isinstance(actions, Sequence | np.ndarray):
             raise ShopGymError(f"step takes one action for each slot, in a list, got {actions!r}")
         if len(actions) != self.num_envs:
             raise ShopGymError(f"{self.num_envs} slots need {self.num_envs} actions, got {len(actions)}")
+        for action in actions:  # before the first slot is stepped
+            if action is not None and not isinstance(action, str):
+                raise ShopGymError(f"an action is a text such as 'search[red mug]', got {type(action).__name__}")
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         if self._autoreset is AutoresetMode.SAME_STEP:
             self._terminations[:] = self._truncations[:] = False
@@ -172,13 +177,15 @@ class WebShopVectorEnv(VectorEnv):
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
-            return [int(seed) + i for i in range(self.num_envs)]
+            seed = [int(seed) + i for i in range(self.num_envs)]
         is_list = isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str)
         if not is_list or not all(one is None or isinstance(one, int | np.integer) for one in seed):
             raise ShopGymError(f"a seed is a whole number, or a list of one for each slot, got {seed!r}")
         seeds = [None if one is None else int(one) for one in seed]
         if len(seeds) != self.num_envs:
             raise ShopGymError(f"{self.num_envs} slots need {self.num_envs} seeds, got {len(seeds)}")
+        if any(one is not None and one < 0 for one in seeds):
+            raise ShopGymError(f"a seed is at least 0, got {min(one for one in seeds if one is not None)}")
         return seeds
 
     def _options_per_slot(self, options: dict[str, Any]) -> list[dict[str, Any]]:

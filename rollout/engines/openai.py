@@ -67,10 +67,12 @@ class OpenAIEngine:
                 (`Retry-After`) gets that, up to a minute.
 
         Raises:
-            EndpointError: The address is none.
+            EndpointError: The address is none, or no request could ever be under way.
         """
         if urlparse(base_url).scheme not in ("http", "https") or not urlparse(base_url).netloc:
             raise EndpointError(f"base URL {base_url!r} is no address such as http://localhost:8000/v1")
+        if num_parallel < 1:
+            raise EndpointError(f"num_parallel must be at least 1, got {num_parallel}")
         self.weight_version = 0
         self._url, self._model = f"{base_url.rstrip('/')}/chat/completions", model
         self._headers = {"Content-Type": "application/json"}

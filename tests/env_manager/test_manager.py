@@ -104,6 +104,28 @@ def test_a_step_needs_a_reset_and_a_reset_needs_goals() -> None:
             manager.reset(goals)
 
 
+def test_a_reset_that_is_refused_leaves_nothing_to_step(shop: EnvManager) -> None:
+    shop.reset([1])
+    with pytest.raises(ShopGymError, match="goal_index"):
+        shop.reset([3, 10**6])
+    with pytest.raises(ShopGymError, match="before the first reset"):
+        shop.step(["<think>x</think><action>search[rug]</action>"])
+
+
+def test_seeds_that_gymnasium_refuses_are_refused_before(shop: EnvManager) -> None:
+    manager = lake(1)
+    with pytest.raises(ShopGymError, match=r"FrozenLake.*at least 0, got -1"):
+        manager.reset([-1])
+    manager.reset([3])
+    assert manager.step(say("left")).actions == ["left"]
+
+
+@pytest.mark.parametrize("name", [":", "env_manager:", ":WebShop-v1"])
+def test_half_a_name_is_no_plug_in(name: str) -> None:
+    with pytest.raises(ShopGymError, match=r"env\.env_name: .* is no name with its module"):
+        EnvManager(name, 1)
+
+
 def test_slots_without_a_goal_rest() -> None:
     manager = lake(3)
     assert manager.reset([4]).is_live.tolist() == [True, False, False]

@@ -96,6 +96,8 @@ def test_what_an_endpoint_cannot_do_is_refused(engine):
         engine.submit([request(engine, PAGE)], SamplingParams(top_k=3))
     with pytest.raises(EndpointError, match="no address such as"):
         OpenAIEngine("localhost:8000/v1", "shopper")
+    with pytest.raises(EndpointError, match="num_parallel must be at least 1, got 0"):
+        OpenAIEngine("http://localhost:8000/v1", "shopper", num_parallel=0)
     assert engine.poll() == []
 
 

@@ -228,6 +228,22 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypa
     assert not caplog.messages
 
 
+def test_a_cache_that_cannot_be_entered_costs_only_time(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+    real = os.stat
+
+    def stat(path, *args, **kwargs):  # as for another user's directory; root may enter all
+        if str(path).startswith(f"{cache}{os.sep}"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    shop._catalog.cache_clear()
+    shop._open.cache_clear()
+    opened = open_shop()
+    assert len(opened.goals) == 5802 and opened.search(["shoes"])
+    assert not caplog.messages
+
+
 def test_a_changed_file_is_noticed_even_with_the_old_size_and_time(tmp_path: Path):
     (tmp_path / "shop").mkdir()
     folder = write_odd_catalogue(tmp_path / "shop")

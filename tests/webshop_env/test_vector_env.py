@@ -84,6 +84,27 @@ def test_mistakes_of_the_caller_are_one_clear_line():
         WebShopVectorEnv(2, max_step=3)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda env: env.reset(options={"goal_index": [3, -1]}), "0 to 5801, got -1$"),
+        (lambda env: env.reset(options={"goal_id": [env.envs[0].shop.goals[3].goal_id, "none"]}), "'none'"),
+        (lambda env: env.reset(seed=[5, -5]), "at least 0, got -5"),
+        (lambda env: env.reset(seed=-1), "at least 0, got -1"),
+        (lambda env: env.step(["search[rug]", 3]), "an action is a text such as .* got int"),
+        (lambda env: env.step({"search[rug]", "search[mug]"}), "in a list"),
+    ],
+)
+def test_what_is_refused_moves_no_slot(call, message: str) -> None:
+    env = WebShopVectorEnv(2)
+    env.reset(options={"goal_index": [1, 2]})
+    before = [env.envs[i].page.text for i in range(2)]
+    with pytest.raises(ShopGymError, match=message):
+        call(env)
+    assert [env.envs[i].page.text for i in range(2)] == before
+    assert [env.envs[i].session.goal.goal_index for i in range(2)] == [1, 2]
+
+
 KEYS = ("available_actions", "instruction_text", "goal_index", "page_kind", "asin", "task_score", "won",
         "action_possible", "reason")  # fmt: skip
 
