@@ -39,6 +39,8 @@ _FILLERS = frozenset((
 # fmt: on
 ENOUGH = 2 / 3
 """Share of the phrases of a wish that must stand in title and features of a product that `ReadingPolicy` buys."""
+_NOT_FOUND = 10**9
+"""Place of a product that a query does not find."""
 _NOT_MEANT = -2
 """In place of how much a product offers: less than one that was never opened, which counts as -1."""
 
@@ -126,7 +128,7 @@ class OraclePolicy:
             queries = list(dict.fromkeys(self._candidate_queries(goal)))
             ranks = [self._rank(query, goal.asin) for query in queries]
             first_page = [query for query, rank in zip(queries, ranks, strict=True) if rank < self._book.page_size]
-            found = [query for query, rank in zip(queries, ranks, strict=True) if rank < len(self._shop.products)]
+            found = [query for query, rank in zip(queries, ranks, strict=True) if rank < _NOT_FOUND]
             self._queries[goal.goal_index] = (first_page or found or queries)[0]
         return self._queries[goal.goal_index]
 
@@ -151,10 +153,10 @@ class OraclePolicy:
         yield " ".join(goal.name.split()).translate(_NO_BRACKETS)
 
     def _rank(self, query: str, asin: str) -> int:
-        """Place of a product among the hits of a query, from 0; the number of products when it is not found."""
+        """Place of a product among the hits of a query, from 0; `_NOT_FOUND` when it is none."""
         words = query.lower().split()
         hits = self._shop.search(words) if words else ()
-        return hits.index(asin) if asin in hits else len(self._shop.products)
+        return hits.index(asin) if asin in hits else _NOT_FOUND
 
 
 class RulePolicy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from odd_shop import write_odd_catalogue
 
 from webshop_env import Shop, WebShopTextEnv, open_shop
 from webshop_env.policies import (
@@ -49,6 +50,16 @@ def test_the_oracle_wins_every_goal_of_the_embedded_catalogue(goals):
 def test_the_oracle_wins_every_goal_of_the_published_products(reference_dir, goals):
     shop = open_shop(reference_dir / "webshop-1k", goals=goals)
     assert play(shop, OraclePolicy(shop), sample(shop, 300))[0] == 1.0
+
+
+def test_the_oracle_takes_no_query_that_finds_nothing_for_one_of_the_first_page(tmp_path):
+    wishes = write_odd_catalogue(tmp_path) / "items_ins_v2.json"
+    wishes.write_text(wishes.read_text().replace("Find me a mug", "I would like a thing for my home"))
+    shop = open_shop(tmp_path, num_products=9)  # fewer products than a page shows
+    policy = OraclePolicy(shop)
+    for goal in shop.goals:
+        query = policy.query(goal)
+        assert goal.asin in shop.search(query.lower().split()), query
 
 
 def test_the_oracle_pages_when_the_product_is_not_on_the_first_page():
