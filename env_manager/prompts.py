@@ -9,6 +9,7 @@ format are never cut, and nothing here raises in the middle of a run.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ _MIN_PIECES = 6
 _PLACES_IN_HISTORY = ("step", "anchor", "action")
 _PLACES_IN_ACTION = ("action",)
 _PLACES_IN_PROMPT = ("task", "page", "actions", "history", "num_taken", "num_shown", "step")
+_NUMBERS = ("num_taken", "num_shown", "step")
+"""Places that hold a number; the others hold a text, which may be empty."""
+_CHOICES = {"thinks": ("yes", "no"), "page": ("full", "compact"), "lower_case": ("yes", "no")}
+"""Keys of the head that take one of two words."""
 _SECTION = re.compile(r"^--- (first|later)\n", flags=re.MULTILINE)
 
 
@@ -78,10 +83,13 @@ def load_template(name: str) -> Template:
         ShopGymError: there is no such template, or the file is not one.
     """
     packaged = files("env_manager") / "templates" / f"{name}.txt"
-    if re.fullmatch(r"\w+", name) and packaged.is_file():
+    if re.fullmatch(r"\w{1,100}", name) and packaged.is_file():
         text = packaged.read_text(encoding="utf-8")
-    elif Path(name).is_file():
-        text = Path(name).read_text(encoding="utf-8")
+    elif os.path.isfile(name):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ShopGymError(f"env.prompt: the template file {name} cannot be read: {error}") from None
     else:
         raise ShopGymError(
             f"env.prompt: no template is called {name!r}; give think, no_think, compact, compact_listed, "
@@ -112,6 +120,9 @@ def parse_template(text: str, name: str) -> Template:
         raise ShopGymError(f"template {name}: the head lacks {missing[0]!r}")
     if head["projection"] not in PROJECTIONS:
         raise ShopGymError(f"template {name}: no projection is called {head['projection']!r}")
+    for key, words in _CHOICES.items():
+        if head.get(key, words[1]) not in words:
+            raise ShopGymError(f"template {name}: {key} is {words[0]} or {words[1]}, got {head[key]!r}")
     text_words = head.get("text_words")
     if text_words is not None and not (text_words.isdecimal() and int(text_words) > 0):
         raise ShopGymError(f"template {name}: text_words must be a number of words, at least 1, got {text_words!r}")
@@ -124,7 +135,8 @@ def parse_template(text: str, name: str) -> Template:
         ("--- later", parts[4], _PLACES_IN_PROMPT),
     ):
         try:
-            wording.format(**dict.fromkeys(places, "1"))
+            for filling in ("", "text"):
+                wording.format(**{place: 1 if place in _NUMBERS else filling for place in places})
         except (KeyError, IndexError, ValueError, AttributeError, TypeError):
             raise ShopGymError(
                 f"template {name}: {where} may hold {', '.join('{' + place + '}' for place in places)}; "

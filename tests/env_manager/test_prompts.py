@@ -236,6 +236,13 @@ def test_a_template_can_be_a_file_of_ones_own(tmp_path: Path) -> None:
         (HEAD + "--- first\nx\n--- later\na { b\n", "--- later may hold.*written twice"),
         (HEAD.replace("history: x", "history: {page}") + "--- first\nx\n--- later\ny\n", "history may hold {step}"),
         ("projection: x\nthinks: no\npage: full\nhistory: x\naction: x\n--- first\nx\n--- later\ny\n", "no projection"),
+        (HEAD.replace("thinks: no", "thinks: true") + "--- first\nx\n--- later\ny\n", "yes or no, got 'true'"),
+        (HEAD.replace("page: full", "page: short") + "--- first\nx\n--- later\ny\n", "full or compact, got 'short'"),
+        (HEAD + "lower_case: 1\n--- first\nx\n--- later\ny\n", "lower_case is yes or no, got '1'"),
+        (HEAD + "--- first\nx\n--- later\n{step:s}\n", "--- later may hold"),
+        (HEAD + "--- first\nx\n--- later\n{num_taken:.2}\n", "--- later may hold"),
+        (HEAD.replace("history: x", "history: {step[0]}") + "--- first\nx\n--- later\ny\n", "history may hold {step}"),
+        (HEAD + "--- first\n{page[0]}\n--- later\ny\n", "--- first may hold"),
     ],
 )
 def test_a_broken_template_says_what_is_wrong(text: str, message: str) -> None:
@@ -246,3 +253,11 @@ def test_a_broken_template_says_what_is_wrong(text: str, message: str) -> None:
 def test_an_unknown_template_is_named() -> None:
     with pytest.raises(ShopGymError, match=r"env\.prompt.*'missing'"):
         load_template("missing")
+    with pytest.raises(ShopGymError, match=r"env\.prompt"):
+        load_template("x" * 300)  # too long for a file's name
+
+
+def test_a_file_that_is_no_text_is_no_template(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_bytes(b"projection: \xff")
+    with pytest.raises(ShopGymError, match=r"mine\.txt cannot be read"):
+        load_template(str(tmp_path / "mine.txt"))
