@@ -20,7 +20,7 @@ def import_plugin(name: str, *, setting: str) -> str:
     module, colon, bare_name = name.partition(":")
     if not colon:
         return name
-    if not module or not bare_name:
+    if not module or not bare_name or module.startswith("."):
         raise ShopGymError(f"{setting}: {name!r} is no name with its module, such as 'my_module:name'")
     try:
         importlib.import_module(module)

@@ -51,16 +51,16 @@ def validation_goals(world: World, settings: Settings) -> np.ndarray:
     """int32, rising: the goals that every validation plays, all of the goal list or a fixed choice of the split.
 
     Raises:
-        SettingsError: The goal list does not fit this world; the split is empty; either has fewer goals than
-            `val_batch_size` (of the split only where there are validations).
+        SettingsError: The goal list does not fit this world; the split is empty, or has fewer goals than
+            `val_batch_size` where there are validations.
     """
     env, data, trainer = settings.env, settings.data, settings.trainer
     goals, source = goals_to_play(world, env, data, split=validation_split(env), num=data.val_batch_size)
     validates = trainer.val_before_train or trainer.test_freq > 0
-    if len(goals) < data.val_batch_size and (validates or data.val_files is not None):
+    if data.val_files is None and len(goals) < data.val_batch_size and validates:
         raise SettingsError(
-            f"data.val_batch_size={data.val_batch_size} is more than the {len(goals)} goals of "
-            f"{data.val_files or f'the {source} split'}; lower it"
+            f"data.val_batch_size={data.val_batch_size} is more than the {len(goals)} goals of the {source} split; "
+            "lower it"
         )
     return goals
 
@@ -87,7 +87,7 @@ def goals_to_play(
 
 def validation_split(env: EnvSettings) -> str:
     """Goals that validations play: those of `eval`; the published run uses the first goals of the list."""
-    return "test" if env.variant == "verl" else "eval"
+    return "test" if env.variant == "verl" and is_shop(env) else "eval"
 
 
 def validation_source(env: EnvSettings, data: DataSettings) -> str:

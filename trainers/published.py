@@ -71,6 +71,8 @@ def _own(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
     if key == "env.env_name" and value == "Webshop":
         notes.append(f"{key}=Webshop is taken as WebShop-v0 with env.variant=verl: its order of goals, its prices")
         return {"env.env_name": "WebShop-v0", "env.variant": "verl"}
+    if key == "env.env_name" and isinstance(value, str) and value.startswith("webshop_env:"):
+        return {key: value.removeprefix("webshop_env:")}  # Gymnasium's way to name the shop's ids
     if key == STRATEGY and value == "fsdp":
         notes.append(f"{key}=fsdp is taken as fsdp2: torch's newer way to shard the same weights")
         return {STRATEGY: "fsdp2"}

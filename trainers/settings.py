@@ -217,7 +217,7 @@ class DataSettings:
         at_least=1,
         needs=[FILTER],
     )
-    val_batch_size: int = setting(128, "goals of one validation, a fixed list", at_least=1)
+    val_batch_size: int = setting(128, "goals of one validation, a fixed list, where val_files names none", at_least=1)
     train_files: str | None = setting(
         None, "goal list for training (python -m data.prepare makes one); null uses the whole train split"
     )
@@ -592,7 +592,7 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
         SettingsError: A line for each mistake.
     """
     notes: list[str] = []
-    given, refusals = parse_arguments(arguments)
+    given, refusals = parse_arguments(arguments, kind)
     overrides, origins = translate(given, notes)
     base, origin = _base(overrides, notes)
     known = {key for key, _, _ in leaves(kind())}
@@ -617,14 +617,21 @@ def resolve(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[Any, 
     return settings, notes + _without_effect(settings, overrides), sources
 
 
-def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """`key=value` words as dotted key -> value, and a line for each word that is none."""
+def parse_arguments(arguments: Sequence[str], kind: type[Any] = Settings) -> tuple[dict[str, Any], list[str]]:
+    """`key=value` words as dotted key -> value, and a line for each word that is none.
+
+    Args:
+        arguments: The words.
+        kind: The tree whose settings they are: those that are texts take the word as it was typed.
+    """
     given: dict[str, Any] = {}
     refusals: list[str] = []
+    texts = {key for key, f, _ in leaves(kind()) if f.type in ("str", "str | None")}
     for word in arguments:
         key, equals, text = word.partition("=")
         if equals:
-            given[key.lstrip("+")] = _parse_value(text)
+            key = key.lstrip("+")
+            given[key] = _parse_text(text) if key in texts else _parse_value(text)
         else:
             refusals.append(f"{word!r} is not key=value; --help lists the keys")
     return given, refusals
@@ -730,6 +737,12 @@ def _saved_settings(path: Path) -> dict[str, Any]:
         if (directory / "settings.yaml").is_file():
             return load_recipe(str(directory / "settings.yaml"))
     raise SettingsError(f"trainer.resume_from: {path} holds no run (no settings.yaml there or above)")
+
+
+def _parse_text(text: str) -> Any:
+    """A name or path as it was typed: YAML would make a number of 0012 and end "run #3" at its blank."""
+    is_written_as_value = text == "null" or text[:1] in ("'", '"', "[", "{")
+    return _parse_value(text) if is_written_as_value else text
 
 
 def _parse_value(text: str) -> Any:

@@ -15,6 +15,7 @@ from trainers.goals import (
     training_goals,
     validation_goals,
     validation_source,
+    validation_split,
 )
 from trainers.settings import SettingsError, resolve
 from trainers.worlds import open_world
@@ -177,15 +178,23 @@ def test_a_list_of_validation_goals_is_that_of_the_split_and_is_played_whole(sho
     [
         (("data.train_batch_size=21",), r"data\.train_batch_size=21 is more than the 20 goals of .*train\.parquet"),
         (FILTERED, r"data\.gen_batch_size=21 is more than the 20 goals of .*train\.parquet"),
-        (("data.val_batch_size=31",), r"data\.val_batch_size=31 is more than the 30 goals of .*test\.parquet"),
     ],
 )
 def test_a_list_shorter_than_the_batch_is_refused(shop, lists, chosen, message):
     words = [f"data.train_files={lists / 'train.parquet'}", f"data.val_files={lists / 'test.parquet'}"]
-    settings = resolve([*words, "data.val_batch_size=30", *chosen])[0]
     with pytest.raises(SettingsError, match=message):
-        training_goals(shop, settings)
-        validation_goals(shop, settings)
+        training_goals(shop, resolve([*words, *chosen])[0])
+
+
+@pytest.mark.parametrize("num", [1, 30, 31])
+def test_a_list_for_validation_is_played_whole(shop, lists, num):
+    settings = resolve([f"data.val_files={lists / 'test.parquet'}", f"data.val_batch_size={num}"])[0]
+    assert len(validation_goals(shop, settings)) == 30
+
+
+def test_only_a_shop_has_the_published_validation_goals():
+    assert validation_split(resolve(["env.env_name=WebShop-v0", "env.variant=verl"])[0].env) == "test"
+    assert validation_split(resolve(["recipe=frozenlake", "env.variant=verl"])[0].env) == "eval"
 
 
 def test_more_validation_goals_than_the_split_has_are_refused_where_any_are_played(shop):

@@ -91,6 +91,27 @@ def test_numbers_as_published_scripts_write_them():
     assert settings.trainer.logger == ("console",)
 
 
+@pytest.mark.parametrize(
+    "text", ["0012", "1.10", "12:30", "1_000", "0x1F", "on", "no", "~", "2025-01-31", "run #3", "a: b", " x "]
+)
+def test_texts_are_taken_as_they_were_typed(text):
+    settings = resolve([f"trainer.experiment_name={text}", f"trainer.output_dir={text}", f"data.val_files={text}"])[0]
+    assert (settings.trainer.experiment_name, settings.trainer.output_dir, settings.data.val_files) == (text,) * 3
+
+
+def test_a_text_can_be_quoted_and_taken_back():
+    settings = resolve(["trainer.experiment_name='run #3'", 'trainer.output_dir="null"', "data.val_files=null"])[0]
+    assert (settings.trainer.experiment_name, settings.trainer.output_dir) == ("run #3", "null")
+    assert settings.data.val_files is None
+    with pytest.raises(SettingsError, match=r"trainer\.experiment_name.*got \['a'\]"):
+        resolve(["trainer.experiment_name=[a]"])
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_the_shops_ids_can_be_named_as_gymnasium_names_them(version):
+    assert resolve([f"env.env_name=webshop_env:WebShop-{version}"])[0].env.env_name == f"WebShop-{version}"
+
+
 def test_the_default_run_has_nothing_to_note():
     assert resolve([])[1] == []
 
