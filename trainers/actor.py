@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from rollout.types import StepBatch, ragged
 from trainers import lora
@@ -173,6 +174,11 @@ class ShardedPolicy:
             found.update(zip(chosen.tolist(), np.split(log_probs.cpu().numpy(), cuts), strict=True))
         everywhere = {u: row for share in self.ranks.gather(found) for u, row in share.items()}
         return ragged([everywhere[u] for u in pairs.of_row.tolist()])
+
+    def is_finite(self) -> bool:
+        """Whether this rank's part of the weights holds numbers alone."""
+        parts = (p.detach() for p in self.scorer.parameters())
+        return all(bool(torch.isfinite(p.to_local() if isinstance(p, DTensor) else p).all()) for p in parts)
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights one after the other, unsharded, adapters merged, under the model's own names, tied copies too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +46,10 @@ def run_command(main: Callable[[list[str]], None]) -> None:
         _refuse(str(error))
     except PermissionError as error:
         _refuse(no_permission(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _refuse(f"{str(error.filename)[:60]}...: the name is too long for a file; give a shorter one")
     except TrainingError as error:
         _refuse(str(error), code=1, on_every_rank=error.on_every_rank)
     except KeyboardInterrupt:

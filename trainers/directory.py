@@ -6,8 +6,10 @@ metrics that it drops go to `superseded/`.
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +27,47 @@ def run_directory(settings: Settings) -> Path:
     trainer = settings.trainer
     if trainer.resume_from:
         path = Path(trainer.resume_from).expanduser().resolve()
-        return next(p for p in (path, *path.parents) if (p / "settings.yaml").is_file())
+        return next(p for p in (path, *path.parents) if (p / SETTINGS).is_file())
     if trainer.output_dir:
         path = Path(trainer.output_dir).expanduser()
-        if (path / "settings.yaml").is_file():
+        if (path / SETTINGS).is_file():
             raise SettingsError(
                 f"trainer.output_dir: {path} holds a run; go on with trainer.resume_from={path}, or name another"
             )
+        if (path / CHECKPOINTS).is_dir():  # would be taken for those of the new run
+            raise SettingsError(f"trainer.output_dir: {path} holds checkpoints of another run; name another place")
         return path
     name = trainer.experiment_name or Path(settings.recipe).stem
     path, number = Path("outputs") / name, 1
-    while (path / "settings.yaml").is_file():
+    while (path / SETTINGS).is_file() or (path / CHECKPOINTS).is_dir():
         number += 1
         path = Path("outputs") / f"{name}-{number}"
     return path
+
+
+@contextmanager
+def only_writer(directory: Path, ranks: Ranks) -> Iterator[None]:
+    """Keeps a run's directory from being written by two processes at once, where its file system knows locks.
+
+    The lock goes with the process, however that ends; the empty file stays.
+
+    Raises:
+        SettingsError: Another process writes there; on every rank.
+    """
+    refusal = None
+    with ExitStack() as held:
+        if ranks.is_first:
+            file = held.enter_context(open(directory / LOCK, "a", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                refusal = f"{directory} is being written by another process: stop that first, or wait until it is done"
+            except OSError:  # no locks there
+                pass
+        refusal = ranks.gather(refusal)[0]
+        if refusal:
+            raise SettingsError(refusal)
+        yield
 
 
 def shared_directory(settings: Settings, ranks: Ranks) -> Path:
@@ -81,6 +110,8 @@ def change_notes(before: Mapping[str, Any], settings: Settings, updates_done: in
 
 
 SETTINGS = "settings.yaml"
+CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
 _OF_THE_PLACE = ("trainer.resume_from", "trainer.output_dir")
 """Settings that say where a run lies."""
 

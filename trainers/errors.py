@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,9 @@ def faults_told(place: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError, OSError) as error:
+    except (ShopGymError, TrainingError):
+        raise
+    except Exception as error:
         if is_out_of_memory(error):
             what = f"{place} is out of memory: {advice}"
         elif is_disk_full(error):
@@ -57,4 +60,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_disk_full(error: BaseException) -> bool:
     """Whether a device or a quota has no room left, or a file may not grow."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    # safetensors tells what the system said in a class of its own.
+    texts = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
+    return type(error).__name__ == "SafetensorError" and any(text in str(error) for text in texts)

@@ -486,24 +486,26 @@ def main(arguments: list[str]) -> None:
     if resolved is None:
         return
     settings, notes = resolved
-    baseline = load_evaluation(Path(settings.baseline)) if settings.baseline else None
-    if settings.out:
-        if Path(settings.out).is_dir():
-            raise SettingsError(f"out: {settings.out} is a directory; name a file")
-        if Path(settings.out).suffix == ".parquet":
-            raise SettingsError(f"out: {settings.out} is for JSON, name it .json; results of each goal come beside it")
-        require_writable(Path(settings.out).parent, setting="out")
+    baseline = load_evaluation(Path(settings.baseline).expanduser()) if settings.baseline else None
+    out = Path(settings.out).expanduser() if settings.out else None
+    if out is not None:
+        if out.is_dir():
+            raise SettingsError(f"out: {out} is a directory; name a file")
+        if out.suffix == ".parquet":
+            raise SettingsError(f"out: {out} is for JSON, name it .json; results of each goal come beside it")
+        require_writable(out.parent, setting="out")
     with faults_told("the machine", _less_memory(settings)), joined_ranks(settings.device) as ranks:
         evaluation = run(settings, ranks, baseline)
     if ranks.is_first:
         for note in notes:
             print(f"note: {note}")
         print("\n".join(_figures(evaluation)))
-        if settings.out:
-            results = Path(settings.out).with_suffix(".parquet")
-            save_evaluation(evaluation, Path(settings.out))
-            save_results(evaluation, results)
-            print(f"results: {settings.out}, per goal: {results}")
+        if out is not None:
+            results = out.with_suffix(".parquet")
+            with faults_told("the machine", "take a machine with more of it"):
+                save_results(evaluation, results)
+                save_evaluation(evaluation, out)
+            print(f"results: {out}, per goal: {results}")
         if baseline is not None:
             print("\n".join(_comparison(baseline, evaluation)))
 

@@ -15,7 +15,7 @@ import torch
 from trainers import lora
 from trainers.checkpoint import ADAPTER, POLICY, find_checkpoint, load_weights, read_adapter_config, read_object
 from trainers.command import settings_of
-from trainers.errors import CheckpointError, unreadable
+from trainers.errors import CheckpointError, faults_told, unreadable
 from trainers.files import atomic_directory, require_writable
 from trainers.models import PROVENANCE, load_model, load_tokenizer, save_policy, weights_hash
 from trainers.settings import SettingsError, setting
@@ -112,7 +112,8 @@ def main(arguments: list[str]) -> None:
     if target.exists():
         raise SettingsError(f"out: {target} exists; name another")
     require_writable(target.parent, setting="out")
-    export(checkpoint, target, dtype=getattr(torch, settings.dtype))
+    with faults_told("the machine", "take a machine with more of it"):
+        export(checkpoint, target, dtype=getattr(torch, settings.dtype))
     print(f"{checkpoint} -> {target}")
 
 

@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before torch: threads that wait by spinning starve
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,7 +30,9 @@ from rollout.types import SamplingParams, StepBatch
 from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.checkpoint import find_checkpoint, save_checkpoint
 from trainers.command import settings_of
+from trainers.directory import only_writer, shared_directory
 from trainers.display import draw_curve
+from trainers.errors import TrainingError
 from trainers.evaluation import (
     Evaluation,
     evaluate,
@@ -193,8 +196,19 @@ def write_sample(run: Run, rows: StepBatch) -> None:
 
 
 def save(run: Run) -> Path:
-    """Writes a checkpoint of the run as it stands."""
+    """Writes a checkpoint of the run as it stands.
+
+    Raises:
+        TrainingError: The weights are no numbers any more; earlier checkpoints stay.
+    """
     with run.log.phase("save", run.state.updates_done):
+        if run.ranks.any_of(not run.actor.is_finite()):
+            last = find_checkpoint(run.directory)
+            raise TrainingError(
+                f"after update {run.state.updates_done} some weights are no numbers: they are not saved. "
+                + (f"Go on with trainer.resume_from={last}" if last else "Start again")
+                + ", with a lower actor_rollout_ref.actor.optim.lr or .weight_decay, say"
+            )
         run.state.metrics = run.log.lines
         run.state.goals_played = run.goals.place(run.state.updates_done)
         return save_checkpoint(
@@ -269,9 +283,13 @@ def train_on_ranks(settings: Settings, notes: list[str], is_asked_to_end: Callab
     """The whole run, as one of its ranks; `is_asked_to_end` tells of a wish that no signal brings here."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unsaid, each program that is started brings a warning
     set_threads()
-    with joined_ranks() as ranks:
+    with joined_ranks() as ranks, ExitStack() as held:
         with told_in_one_line(settings, ranks):
+            if settings.trainer.resume_from:  # before its checkpoints are looked at
+                held.enter_context(only_writer(shared_directory(settings, ranks), ranks))
             run = open_run(settings, ranks)
+            if not settings.trainer.resume_from:
+                held.enter_context(only_writer(run.directory, ranks))
         run.interrupts.is_asked_elsewhere = is_asked_to_end
         try:
             introduce(run, notes)

@@ -78,6 +78,14 @@ TROUBLES = (
         "computes otherwise with gradients (dropout, another precision, another attention)",
     ),
     Trouble(
+        "optimizer steps skipped",
+        ("actor/skipped_steps",),
+        lambda now, _: now["actor/skipped_steps"] > 0,
+        "{actor/skipped_steps:.0f} optimizer steps of the update were left out, because their loss or gradient was no "
+        "number; trainer.max_nan_steps in a row end the run: lower actor_rollout_ref.actor.optim.lr, or look for a "
+        "reward or coefficient that is too large",
+    ),
+    Trouble(
         "engine far from trainer",
         ("actor/engine_gap_mean_nats",),
         lambda now, _: now["actor/engine_gap_mean_nats"] > ENGINE_GAP_NATS,

@@ -17,11 +17,12 @@ from data.prepare import main as prepare
 from rollout.engines import vllm_install
 from trainers import evaluation, gigpo_fsdp, sft
 from trainers.command import run_command
+from trainers.directory import only_writer, run_directory
 from trainers.engines import require_equal_parts
 from trainers.models import make_small_policy, save_policy, train_tokenizer
 from trainers.ranks import Ranks
 from trainers.run import check_ranks
-from trainers.settings import resolve
+from trainers.settings import SettingsError, resolve
 from webshop_env.errors import ShopGymError
 
 SMALL = [
@@ -268,7 +269,8 @@ def test_a_run_does_not_go_on_with_other_training_goals(tmp_path, policy):
     assert (run / "checkpoints" / "update_000002").is_dir()
 
 
-def test_evaluation_says_all_once_on_the_first_rank_and_notes_other_noise(tmp_path, policy, capsys):
+def test_evaluation_says_all_once_on_the_first_rank_and_notes_other_noise(tmp_path, policy, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     words = [
         f"model={policy}",
         "goals=2",
@@ -276,8 +278,9 @@ def test_evaluation_says_all_once_on_the_first_rank_and_notes_other_noise(tmp_pa
         "data.max_prompt_length=400",
         "data.max_response_length=60",
     ]
-    evaluation.main([*words, f"out={tmp_path / 'e.json'}"])
-    evaluation.main([*words, f"baseline={tmp_path / 'e.json'}", "seed=1", "data.return_raw_chat=true"])
+    evaluation.main([*words, "out=~/e.json"])
+    assert {"e.json", "e.parquet"} <= {path.name for path in tmp_path.iterdir()}
+    evaluation.main([*words, "baseline=~/e.json", "seed=1", "data.return_raw_chat=true"])
     assert not torch.distributed.is_initialized()
     shown = capsys.readouterr().out
     assert "note: data.return_raw_chat does nothing here" in shown
@@ -331,6 +334,42 @@ def test_a_run_that_named_its_policy_from_its_folder_goes_on_from_another(tmp_pa
     monkeypatch.chdir(tmp_path)
     gigpo_fsdp.main([f"trainer.resume_from={run}", "trainer.total_updates=2"])
     assert (run / "checkpoints" / "update_000002").is_dir()
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path, policy, monkeypatch, capsys):
+    run, learn = tmp_path / "run", gigpo_fsdp.learn
+
+    def to_nothing(run, update, batch):
+        metrics = learn(run, update, batch)
+        with torch.no_grad():
+            next(run.actor.scorer.parameters()).fill_(float("nan"))
+        return metrics
+
+    monkeypatch.setattr(gigpo_fsdp, "learn", to_nothing)
+    words = [*SMALL, f"actor_rollout_ref.model.path={policy}", f"trainer.output_dir={run}"]
+    monkeypatch.setattr(sys, "argv", ["gigpo_fsdp.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        run_command(gigpo_fsdp.main)
+    assert ended.value.code == 1
+    assert "after update 1 some weights are no numbers: they are not saved. Start again" in capsys.readouterr().err
+    assert not list(run.glob("checkpoints/update_*"))
+
+
+def test_a_new_run_does_not_begin_beside_checkpoints_of_another(tmp_path, monkeypatch):
+    (tmp_path / "outputs" / "mine" / "checkpoints" / "update_000002").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    settings = resolve(["trainer.output_dir=outputs/mine"])[0]
+    with pytest.raises(SettingsError, match="outputs/mine holds checkpoints of another run"):
+        run_directory(settings)
+    assert run_directory(resolve(["trainer.experiment_name=mine"])[0]) == Path("outputs/mine-2")
+
+
+def test_a_run_that_is_being_written_is_not_gone_on_with(finished_run):
+    with only_writer(finished_run, Ranks(0, 1, torch.device("cpu"), None)):
+        error = complaint(gigpo_fsdp.main, f"trainer.resume_from={finished_run}")
+    assert "is being written by another process" in error
+    with only_writer(finished_run, Ranks(0, 1, torch.device("cpu"), None)):
+        pass  # the refusal left no lock
 
 
 def test_of_many_ranks_the_first_one_refuses(capsys, monkeypatch):

@@ -12,11 +12,12 @@ import torch
 
 from trainers.actor import NotFinite
 from trainers.command import run_command
-from trainers.errors import TrainingError
+from trainers.errors import TrainingError, faults_told, is_disk_full
 from trainers.faults import LOWER, TURN_ON, told_in_one_line
 from trainers.files import write_atomically
 from trainers.ranks import start_ranks
 from trainers.settings import flatten, resolve
+from webshop_env.errors import ShopGymError
 
 
 @pytest.fixture
@@ -118,3 +119,30 @@ def test_a_text_that_finds_no_room_leaves_the_old_one_and_nothing_else(tmp_path)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_known_by_what_safetensors_says_of_it():
+    from safetensors import SafetensorError
+
+    full = SafetensorError("Error while serializing: I/O error: File too large (os error 27)")
+    assert is_disk_full(full) and not is_disk_full(SafetensorError("invalid header"))
+    with pytest.raises(TrainingError, match="the disk is full"), faults_told("the machine", "less"):
+        raise full
+
+
+def test_a_mistake_of_the_caller_stays_one_whatever_it_speaks_of():
+    with pytest.raises(ShopGymError), faults_told("the machine", "less"):
+        raise ShopGymError("a model called 'out of memory' is not there")
+
+
+def test_a_name_too_long_for_a_file_is_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["command"])
+
+    def main(arguments):
+        (tmp_path / ("x" * 300)).mkdir()
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "too long for a file" in line and len(line) < 150

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +18,8 @@ from data.prepare import main as prepare
 from trainers.goal_files import load_goals, save_goals
 from trainers.settings import SettingsError, resolve
 from trainers.worlds import goal_products, open_world
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def env_of(*words: str):
@@ -69,6 +75,49 @@ def test_a_train_list_can_be_spread_over_products(tmp_path, capsys):
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3 and f"0 (all) to {len(goals)}" in errors[0]
     assert "--max_per_product must be at least 1, got 0" in errors[1] and "are of no product" in errors[2]
+
+
+SMALL_SPLIT = ("env.webshop.num_products=100", "env.webshop.split_by=product")
+
+
+def test_a_small_split_gives_all_its_validation_goals_unless_more_are_asked_for(tmp_path, capsys):
+    num = len(open_world(env_of(*SMALL_SPLIT)).split("eval"))
+    assert 0 < num < 256
+    assert prepare(["--out", str(tmp_path / "default"), *SMALL_SPLIT]) == 0
+    assert f"test.parquet: {num} of the {num} eval goals" in capsys.readouterr().out
+    assert prepare(["--out", str(tmp_path / "asked"), "--val_data_size", "256", *SMALL_SPLIT]) == 2
+    assert f"--val_data_size must be 0 (all) to {num}, " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["default"]
+
+
+def test_help_lists_the_settings(capsys):
+    with pytest.raises(SystemExit):
+        prepare(["--help"])
+    assert "env.webshop.data_dir=null" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_no_list(tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, hard))  # enough for two goals
+    try:
+        assert prepare(["--out", str(tmp_path / "lists"), "--train_data_size", "2", "--val_data_size", "0"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err == (
+        f"error: --out: {tmp_path / 'lists'} cannot be written (File too large); name another place\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, unbuffered):
+    command = [sys.executable, "-m", "data.prepare", "--val_data_size", "2", "--out", str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 0
 
 
 def test_goals_of_other_environments_are_seeds(tmp_path):
