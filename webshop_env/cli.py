@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from webshop_env.command_line import run_safely, say
 from webshop_env.datatools.build import BUILD
 from webshop_env.datatools.check import CHECK
 from webshop_env.datatools.command import Command
@@ -26,11 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     data_commands = data.add_subparsers(title="commands")
     for command in (CHECK, FETCH, BUILD):
         _add(data_commands, command)
+    return run_safely(lambda: _run(parser, argv))
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     arguments = parser.parse_args(argv)
     if "command" not in arguments:
         getattr(arguments, "parser", parser).print_help()
         return 0
-    return arguments.command.run_safely(arguments)
+    command: Command = arguments.command
+    return command.run(arguments)
 
 
 def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
@@ -47,7 +53,7 @@ def _add_describe_arguments(parser: argparse.ArgumentParser) -> None:
 def _describe(arguments: argparse.Namespace) -> int:
     from webshop_env.shop import open_shop
 
-    print(json.dumps(open_shop(arguments.data_dir, goals=arguments.goals).describe(), indent=2, ensure_ascii=False))
+    say(json.dumps(open_shop(arguments.data_dir, goals=arguments.goals).describe(), indent=2, ensure_ascii=False))
     return 0
 
 

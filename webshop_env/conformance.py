@@ -11,8 +11,10 @@ import argparse
 import gzip
 import hashlib
 import importlib
+import io
 import json
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from webshop_env.catalog import index_document, load_catalog
-from webshop_env.errors import CatalogError, ShopGymError, no_permission
+from webshop_env.command_line import run_safely, say
+from webshop_env.errors import CatalogError, ShopGymError
 from webshop_env.goals import Variant, original_record
 from webshop_env.reward import score_v0
 from webshop_env.search.analyzer import analyze
@@ -30,6 +33,8 @@ from webshop_env.types import Goal
 
 PROJECTION_HOOK = "env_manager.projection"
 """Where the published projection lives; only looked for when recordings of it are there."""
+_WRONG_VALUE = (TypeError, LookupError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of a record with values of other kinds than the original's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,28 @@ def _around_difference(value: Any, other: Any) -> str:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a gzip'd JSON lines file."""
+    records = []
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines]
-    except (OSError, EOFError, ValueError) as error:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    records.append(json.loads(line))
+                except (ValueError, RecursionError) as error:
+                    raise ShopGymError(f"{path}: line {number}: not JSON: {error}") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ShopGymError(f"{path}: not a gzip'd file of JSON lines: {error}") from None
+    return records
+
+
+class _Records(list[dict[str, Any]]):
+    """Records that know which of them is being replayed, for whoever has to say where that went wrong."""
+
+    line = 0
+    """Of the file, from 1; 0 before the first."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for self.line, record in enumerate(super().__iter__(), start=1):
+            yield record
 
 
 def replay(golden_dir: Path, data_dir: Path) -> Report:
@@ -103,17 +125,29 @@ def replay(golden_dir: Path, data_dir: Path) -> Report:
         path = golden_dir / f"{name}.jsonl.gz"
         if path.exists():
             num_found += 1
-            records = read_records(path)
+            records = _Records(read_records(path))
+            if not records:
+                raise ShopGymError(f"{path}: holds no record; fetch the recordings again")
             for number, record in enumerate(records):
                 if not isinstance(record, dict) or (lacking := sorted(_REQUIRED[name] - record.keys())):
                     lack = f"lacks {', '.join(lacking)}" if isinstance(record, dict) else "is not an object"
-                    raise ShopGymError(f"{path}: record {number} {lack}; fetch the recordings again")
+                    raise ShopGymError(f"{path}: line {number + 1}: record {number} {lack}; fetch the recordings again")
+            records.line = 0
             try:
                 check(report, records, data_dir)
             except CatalogError:
                 raise
             except ShopGymError as error:
-                raise ShopGymError(f"{path}: cannot be replayed with {data_dir}: {error}") from error
+                where = f"{path}: line {records.line}" if records.line else str(path)
+                raise ShopGymError(f"{where}: cannot be replayed with {data_dir}: {error}") from error
+            except _WRONG_VALUE as error:
+                if not records.line:  # no record has been looked at: none of them is to blame
+                    raise
+                what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                raise ShopGymError(
+                    f"{path}: line {records.line}: a value is missing or of the wrong kind ({what}); "
+                    "fetch the recordings again, report it if they are whole"
+                ) from error
     if not num_found:
         raise ShopGymError(f"{golden_dir}: none of {', '.join(_CHECKS)} (.jsonl.gz) is there")
     return report
@@ -126,7 +160,7 @@ def _check_goals(report: Report, records: list[dict[str, Any]], data_dir: Path, 
     for record in records:
         report.num_records[kind] += 1
         index = record["index"]
-        got = original_record(shop.goals[index]) if index < len(shop.goals) else {}
+        got = original_record(shop.goals[index]) if 0 <= index < len(shop.goals) else {}
         for name in record.keys() - {"index"}:
             report.compare(kind, f"goal {index}", name, record[name], got.get(name))
 
@@ -175,6 +209,8 @@ def _check_construct(report: Report, records: list[dict[str, Any]], data_dir: Pa
             _check_filtered(report, kind, record, data_dir)
         elif record["kind"] == "preseed":
             _check_preseed(report, kind, record, data_dir)
+        else:
+            raise ShopGymError(f"unknown kind {record['kind']!r}; fetch the recordings again")
 
 
 def _check_filtered(report: Report, kind: str, record: dict[str, Any], data_dir: Path) -> None:
@@ -355,7 +391,7 @@ def _check_reward(report: Report, records: list[dict[str, Any]], data_dir: Path)
     for number, record in enumerate(records):
         report.num_records["reward"] += 1
         where = f"{record['kind']} {number} ({record['asin']})"
-        goal = _recorded_goal(record["goal"]) if "goal" in record else shop.goals[record["goal_index"]]
+        goal = _recorded_goal(record["goal"]) if "goal" in record else shop.goal_at(record["goal_index"])
         product, price = shop.products[record["asin"]], record["price"]
         score, info = score_v0(product, goal, record["options"], price_usd=price, nouns=nouns)
         if "error" in record:  # The original crashed (a price cap of 0 or less); v0 has some score and goes on.
@@ -440,15 +476,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="directory of the catalogue that was recorded")
     parser.add_argument("--show", type=int, default=5, metavar="N", help="differences to print of each kind")
     options = parser.parse_args(arguments)
-    try:
-        report = replay(options.golden_dir, options.data)
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except PermissionError as error:
-        print(f"error: {no_permission(error)}", file=sys.stderr)
-        return 2
-    print("\n".join(report.lines(options.show)))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # recordings may hold what no terminal can show
+    return run_safely(lambda: _replay_command(options))
+
+
+def _replay_command(options: argparse.Namespace) -> int:
+    if options.show < 0:
+        raise ShopGymError(f"--show must be a whole number of at least 0, got {options.show}")
+    report = replay(options.golden_dir, options.data)
+    for line in report.lines(options.show):
+        say(line)
     return 1 if report.differences else 0
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from webshop_env.actions import SUB_PAGES
-from webshop_env.episodes import Episode, EpisodeRecorder
+from webshop_env.episodes import MAX_NUMBER, Episode, EpisodeRecorder
 from webshop_env.errors import ShopGymError
 from webshop_env.shop import GoalKind, Shop, open_shop
 from webshop_env.text_env import WebShopTextEnv
@@ -261,9 +261,12 @@ def _read_line(line: str) -> tuple[tuple[str, str, str], LoggedPage] | str:
     goal, content = record["goal"], record.get("content", {})
     page = _read_page(record, content if isinstance(content, dict) else {})
     texts = (goal.get("asin"), goal.get("instruction_text"))
+    options = goal.get("goal_options") or ()
     if page is None or not all(isinstance(text, str) for text in texts):
         return NO_PAGE
-    return _goal_key(texts[0], texts[1], goal.get("goal_options", ())), page
+    if not isinstance(options, list | tuple | dict):
+        return NO_PAGE
+    return _goal_key(texts[0], texts[1], options), page
 
 
 def _read_page(record: Mapping[str, Any], content: Mapping[str, Any]) -> LoggedPage | None:
@@ -291,6 +294,8 @@ def _read_page(record: Mapping[str, Any], content: Mapping[str, Any]) -> LoggedP
             return None
         sub_page = found[-1]
     reward = record.get("reward")
+    if isinstance(reward, int) and abs(reward) > MAX_NUMBER:
+        return None
     return LoggedPage(
         kind,
         asin=asin,

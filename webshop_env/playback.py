@@ -24,8 +24,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from webshop_env.episodes import Episode, EpisodeRecorder, read_episode, read_episodes, write_episodes
-from webshop_env.errors import CatalogError, ShopGymError, no_permission
+from webshop_env.command_line import run_safely, say
+from webshop_env.episodes import MAX_NUMBER, Episode, EpisodeRecorder, read_episode, read_episodes, write_episodes
+from webshop_env.errors import CatalogError, ShopGymError
 from webshop_env.human_logs import convert_logs
 from webshop_env.text_env import WebShopTextEnv
 
@@ -91,6 +92,7 @@ def read_script(path: Path) -> Script:
         raise ShopGymError(f"{path}: settings must be an object")
     if "version" in settings:
         raise ShopGymError(f"{path}: settings: the version is that of env, {' or '.join(ENV_IDS)}")
+    _check_settings(settings, where=str(path))
     env_id, seed = content.get("env", "WebShop-v1"), content.get("seed")
     if env_id not in ENV_IDS:
         raise ShopGymError(f"{path}: env must be one of {', '.join(ENV_IDS)}, got {env_id!r}")
@@ -116,6 +118,7 @@ def script_of(episode: Episode, *, where: str) -> Script:
         raise ShopGymError(f"{where}: env_id must be one of {', '.join(ENV_IDS)}, got {episode.env_id!r}")
     if "version" in episode.settings:
         raise ShopGymError(f"{where}: settings: the version is that of env_id")
+    _check_settings(episode.settings, where=where)
     return Script(
         actions=tuple(step.action for step in episode.steps),
         env_id=episode.env_id,
@@ -123,6 +126,23 @@ def script_of(episode: Episode, *, where: str) -> Script:
         settings=episode.settings,
         seed=episode.seed,
     )
+
+
+def _check_settings(settings: dict[str, Any], *, where: str) -> None:
+    """Refuses what a file can hold and no setting can be; which values a setting takes, the environment says."""
+    for name, value in settings.items():
+        here = f"{where}: settings: {shortened(name)}"
+        if isinstance(value, list | dict):
+            raise ShopGymError(f"{here} must be a single value, got {shortened(repr(value))}")
+        if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+            raise ShopGymError(f"{here} must be a number from -2^53 to 2^53, got {shortened(repr(value))}")
+        if name == "data_dir" and isinstance(value, str):
+            try:
+                is_path = b"\0" not in os.fsencode(value)
+            except UnicodeEncodeError:
+                is_path = False
+            if not is_path:
+                raise ShopGymError(f"{here} must be a directory's path, got {shortened(repr(value))}")
 
 
 def read_source(path: Path) -> Iterator[Script]:
@@ -243,7 +263,7 @@ def shortened(text: str, max_chars: int = 200) -> str:
 def _record_command(options: argparse.Namespace) -> int:
     _refuse_existing(options.out)
     count = write_episodes(options.out, (record(script, options.data) for script in read_source(options.file)))
-    print(f"{count} episode{'s' if count != 1 else ''} in {options.out}")
+    print(f"{_counted(count, 'episode')} in {options.out}")
     return 0
 
 
@@ -262,11 +282,16 @@ def _verify_command(options: argparse.Namespace) -> int:
         num_episodes, num_steps = number, num_steps + len(episode.steps)
         if difference is not None:
             num_differing += 1
-            print(f"{where} (goal {episode.goal_index}): {difference}")
+            say(f"{where} (goal {episode.goal_index}): {difference}")
     if num_episodes == 0:
         raise ShopGymError(f"{options.file}: holds no episode")
-    print(f"{num_episodes} episodes, {num_steps} steps played again, {num_differing} differ")
+    played = f"{_counted(num_episodes, 'episode')}, {_counted(num_steps, 'step')} played again"
+    say(f"{played}, {num_differing} differ{'s' if num_differing == 1 else ''}")
     return 1 if num_differing else 0
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _show_command(options: argparse.Namespace) -> int:
@@ -274,7 +299,8 @@ def _show_command(options: argparse.Namespace) -> int:
     if options.episode is not None:
         if options.episode < 1:
             raise ShopGymError(f"--episode counts from 1, got {options.episode}")
-        episodes = islice(episodes, options.episode - 1, options.episode)
+        number = min(options.episode, sys.maxsize)  # `islice` counts no further; no file holds so many
+        episodes = islice(episodes, number - 1, number)
     shown = 0
     for episode in episodes:
         if shown:
@@ -290,6 +316,14 @@ def _show_command(options: argparse.Namespace) -> int:
 def _convert_command(options: argparse.Namespace) -> int:
     _refuse_existing(options.out)
     report = convert_logs(options.logs, data_dir=options.data, goals=options.goals)
+    if not report.episodes:
+        first, *others = options.logs
+        more = f" and {len(others)} more" if others else ""
+        reasons = "; ".join(f"{_counted(count, 'line')}: {reason}" for reason, count in report.skipped.most_common())
+        raise ShopGymError(
+            f"{first}{more}: no episode in {_counted(report.num_lines, 'line')}{f' ({reasons})' if reasons else ''}; "
+            "give logs of the original, and as --data and --goals the shop that people had"
+        )
     write_episodes(options.out, report.episodes)
     for line in report.lines():
         print(line)
@@ -339,20 +373,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # actions may hold what no terminal can show
+    return run_safely(lambda: _run_named(options))
+
+
+def _run_named(options: argparse.Namespace) -> int:
+    """The command; what it refuses names the file that it was given."""
     try:
         code: int = options.function(options)
         return code
     except ShopGymError as error:
-        sys.stdout.flush()
-        has_place = options.file is None or str(error).startswith(str(options.file)) or isinstance(error, CatalogError)
-        print(f"error: {'' if has_place else f'{options.file}: '}{error}", file=sys.stderr)
-        return 2
-    except PermissionError as error:
-        print(f"error: {no_permission(error)}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        if options.file is None or str(error).startswith(str(options.file)) or isinstance(error, CatalogError):
+            raise
+        raise ShopGymError(f"{options.file}: {error}") from error
 
 
 if __name__ == "__main__":

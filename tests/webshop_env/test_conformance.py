@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 
+import pytest
+
+from webshop_env import conformance
 from webshop_env.conformance import _CHECKS, main, read_records, replay
+from webshop_env.shop import EMBEDDED_CATALOGUE
 from webshop_env.text_env import WebShopTextEnv
 
 
@@ -58,3 +65,91 @@ def test_a_recorded_filter_is_replayed_by_what_it_kept(reference_dir, tmp_path):
             lines.write(json.dumps(record | {"goals": goals}) + "\n")
         report = replay(tmp_path, data)
         assert len(report.differences) == num_differences and report.skipped == []
+
+
+PAGE = {"obs_text": "", "available_actions": {}, "url": ""}
+SESSION = {"kind": "session", "session": 0, "instruction_text": "", "reset": PAGE, "steps": None}
+REWARD = {"kind": "x", "asin": "B0PA24VA31", "options": {}, "price": 1.0, "goal_index": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "what"),
+    [
+        ("goals", {"index": None}, "TypeError"),
+        ("construct", {"kind": "construct", "n_goals": 1, "first_reset": {}}, "KeyError: 'session'"),
+        ("construct", {"kind": "x"}, "unknown kind 'x'"),
+        ("reward", REWARD | {"asin": "x"}, "KeyError: 'x'"),
+        ("reward", REWARD | {"options": []}, "AttributeError"),
+        ("reward", REWARD | {"goal_index": 10**9}, "goal_index must be in 0 to"),
+        ("projection", {"text": None, "action": "", "valid": True}, "AttributeError"),
+        ("human_mode", SESSION, "TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_file_and_line(tmp_path, capsys, name, record, what):
+    path = tmp_path / f"{name}.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(record).encode()))
+    assert main([str(tmp_path), "--data", str(EMBEDDED_CATALOGUE)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: line 1: ") and what in error and error.count("\n") == 1
+
+
+def test_a_bug_before_the_first_record_is_not_blamed_on_the_recording(tmp_path, monkeypatch):
+    (tmp_path / "search.jsonl.gz").write_bytes(gzip.compress(b'{"query": "lamp", "hits": []}'))
+    monkeypatch.setattr(conformance, "open_shop", lambda *_, **__: {}["a bug"])
+    with pytest.raises(KeyError, match="a bug"):
+        replay(tmp_path, EMBEDDED_CATALOGUE)
+
+
+WHOLE = gzip.compress(b'{"query": "lamp"}\n' * 100)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "holds no record"),
+        (gzip.compress(b""), "holds no record"),
+        (WHOLE[:10] + bytes([7]) + WHOLE[11:], "not a gzip'd file of JSON lines: Error -3 while decompressing"),
+        (gzip.compress(b"{}\n" + b"[" * 100_000), "line 2: not JSON"),
+    ],
+    ids=["no bytes", "no lines", "damaged", "nested"],
+)
+def test_a_file_that_is_no_recording_is_one_clear_line(tmp_path, capsys, content, what):
+    path = tmp_path / "search.jsonl.gz"
+    path.write_bytes(content)
+    assert main([str(tmp_path), "--data", str(EMBEDDED_CATALOGUE)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: {what}") and error.count("\n") == 1
+
+
+def test_a_number_of_differences_to_show_is_none_below_0(tmp_path, capsys):
+    assert main([str(tmp_path), "--data", str(tmp_path), "--show", "-1"]) == 2
+    assert capsys.readouterr().err == "error: --show must be a whole number of at least 0, got -1\n"
+
+
+def test_ctrl_c_is_one_word(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conformance, "replay", interrupted)
+    try:
+        assert main([str(tmp_path), "--data", str(tmp_path)]) == 130
+    except KeyboardInterrupt:  # it would end pytest
+        pytest.fail("a traceback")
+    assert capsys.readouterr() == ("", "stopped\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_exit_code_does_not_depend_on_who_reads(tmp_path, unbuffered):
+    (tmp_path / "search.jsonl.gz").write_bytes(gzip.compress(b'{"query": "lamp", "hits": []}'))
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "webshop_env.conformance", str(tmp_path), "--data", str(EMBEDDED_CATALOGUE)],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -284,7 +284,13 @@ def test_fetch_starts_again_when_the_file_has_changed(tmp_path: Path, server: An
         ("/items.json", {"bytes": 7}, "is not the 7 of the list of sources"),
         ("/items.json", {"sha256": "ab"}, "is not the ab of the list of sources"),
         ("/items.json", {"name": "../items.json"}, "is not a file name"),
+        ("/items.json", {"name": "items\0.json"}, "is not a file name"),
         ("/items.json", {"url": "file:///etc/passwd"}, "must begin with http"),
+        ("/items.json", {"url": "http://[::1/x"}, "is none (Invalid IPv6 URL)"),
+        ("/items.json", {"url": "http://host:99999/x"}, "is none (Port out of range"),
+        ("/items.json", {"url": f"http://{'a' * 70}.com/x"}, "is none"),
+        ("/items.json", {"url": "http:///x"}, "names no host"),
+        ("/items.json", {"url": "http://host/\u00e9"}, "written as %XX"),
     ],
 )
 def test_fetch_refuses_what_is_not_the_file(tmp_path: Path, server: Any, path: str, facts: Any, message: str, capsys):
@@ -315,11 +321,29 @@ def test_the_public_list_is_well_formed_and_its_recorded_facts_are_right(referen
     assert (known.num_bytes, known.sha256) == (len(content), hashlib.sha256(content).hexdigest())
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"sets": {"full": [{"name": "a.json"}]}}', "no json"])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"sets": {"full": [{"name": "a.json"}]}}', "no json", pytest.param("[" * 200_000, id="deep")]
+)
 def test_a_malformed_list_of_sources_is_one_line(tmp_path: Path, text: str):
     (tmp_path / "sources.json").write_text(text)
     with pytest.raises(ShopGymError, match=r"sources\.json: not a list of sources"):
         read_sources(tmp_path / "sources.json", "full")
+
+
+@pytest.mark.parametrize("files", [[], {}, {"name": "a.json"}, "a.json", None])
+def test_a_set_that_lists_no_file_is_refused(tmp_path: Path, files: Any, capsys):
+    (tmp_path / "sources.json").write_text(json.dumps({"sets": {"full": files}}))
+    assert FETCH.main([str(tmp_path / "data"), "--sources", str(tmp_path / "sources.json")]) == 2
+    assert "set 'full' must be a list of at least one file" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_record_of_fetches_that_cannot_be_read_is_one_line(tmp_path: Path, server: Any, capsys):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / LOCK_NAME).write_text("[" * 200_000)
+    assert fetch(tmp_path, server) == 2
+    err = capsys.readouterr().err
+    assert f"{LOCK_NAME}: not JSON" in err and err.count("\n") == 1 and not server.requests
 
 
 def test_a_fetched_directory_opens(tmp_path: Path, folder: Path, server: Any):

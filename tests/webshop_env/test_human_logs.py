@@ -174,6 +174,34 @@ def test_the_command_writes_episodes_and_counts(env, tmp_path, capsys):
     assert next(read_episodes(out)).won
 
 
+@pytest.mark.parametrize("change", [{"goal_options": 5}, {"goal_options": True}, {"goal_options": 1.5}])
+def test_a_goal_with_odd_options_is_an_unusable_line(env, tmp_path, change):
+    lines, actions = oracle_log(7, env)
+    odd = json.loads(lines[1])
+    odd["goal"] |= change
+    report = convert_logs([write(tmp_path / "a.jsonl", [lines[0], json.dumps(odd), *lines[1:]])])
+    assert actions_of(report) == actions and dict(report.skipped) == {NO_PAGE: 1}
+
+
+def test_a_reward_past_all_numbers_is_an_unusable_line(env, tmp_path):
+    lines, actions = oracle_log(7, env)
+    odd = json.dumps(json.loads(lines[-1]) | {"reward": 10**400})
+    report = convert_logs([write(tmp_path / "a.jsonl", [*lines[:-1], odd])])
+    assert actions_of(report) == actions[:-1] and dict(report.skipped) == {NO_PAGE: 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [("", "no episode in 0 lines; "), ("{", "in 1 line (1 line: not JSON); ")]
+)
+def test_a_conversion_that_finds_nothing_is_one_clear_line_and_no_file(tmp_path, capsys, content, told):
+    log, out = tmp_path / "a.jsonl", tmp_path / "e.jsonl"
+    log.write_text(content)
+    assert main(["convert", str(log), "--out", str(out)]) == 2
+    printed, error = capsys.readouterr()
+    assert printed == "" and error.startswith(f"error: {log}: no episode") and told in error
+    assert error.count("\n") == 1 and not out.exists()
+
+
 def test_a_missing_log_is_one_clear_line(tmp_path, capsys):
     assert main(["convert", str(tmp_path / "no"), "--out", str(tmp_path / "e.jsonl")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'no'}: does not exist\n"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from webshop_env import WebShopTextEnv, open_shop
+from webshop_env import WebShopTextEnv, open_shop, playback
 from webshop_env.episodes import EpisodeRecorder, read_episodes, write_episodes
 from webshop_env.playback import Script, main, record, verify
 
@@ -50,6 +53,14 @@ def test_an_impossible_action_is_one_line_and_code_2(tmp_path, capsys):
         ('{"actions": [], "env": "CartPole-v1"}', "env must be one of WebShop-v0, WebShop-v1"),
         ('{"actions": [], "goal_index": -4}', "goal_index must be in 0 to"),
         ('{"actions": [], "settings": {"max_step": 3}}', "no setting 'max_step'"),
+        ('{"actions": [], "settings": {"split_by": []}}', "settings: split_by must be a single value, got []"),
+        (
+            '{"actions": [], "settings": {"num_prev_obs": 1%s}}' % ("0" * 400),
+            "num_prev_obs must be a number from -2^53",
+        ),
+        ('{"actions": [], "settings": {"success_reward": NaN}}', "success_reward must be a number from -2^53"),
+        (r'{"actions": [], "settings": {"data_dir": "\ud800"}}', "data_dir must be a directory's path, got '\\ud800'"),
+        (r'{"actions": [], "settings": {"data_dir": "\u0000"}}', "data_dir must be a directory's path, got '\\x00'"),
     ],
 )
 def test_a_wrong_script_is_one_clear_line(tmp_path, capsys, content, message):
@@ -83,7 +94,7 @@ def changed(path: Path, change) -> Path:
 
 def test_what_was_recorded_is_verified_played_and_shown(recorded, capsys):
     assert main(["verify", str(recorded)]) == 0
-    assert "1 episodes, 7 steps played again, 0 differ" in capsys.readouterr().out
+    assert "1 episode, 7 steps played again, 0 differ" in capsys.readouterr().out
     assert main(["run", str(recorded)]) == 0
     played = capsys.readouterr().out
     assert main(["show", str(recorded)]) == 0
@@ -165,6 +176,8 @@ def test_a_difference_in_a_long_page_is_shown_where_it_is(recorded, capsys):
         (lambda e: e.update(env_id="CartPole-v1"), "env_id must be one of WebShop-v0, WebShop-v1"),
         (lambda e: e["settings"].update(version="v0"), "episode 1: settings: the version is that of env_id"),
         (lambda e: e["settings"].update(max_step=3), "no setting 'max_step'"),
+        (lambda e: e["settings"].update(split_by={}), "episode 1: settings: split_by must be a single value"),
+        (lambda e: e["settings"].update(data_dir="\0"), "episode 1: settings: data_dir must be a directory's path"),
     ],
 )
 def test_a_wrong_episode_is_one_clear_line(recorded, capsys, change, message):
@@ -200,6 +213,60 @@ def test_one_episode_of_many_is_shown(recorded, capsys):
     assert capsys.readouterr().out.count("played by script") == 1
     assert main(["show", str(recorded), "--episode", "3"]) == 2
     assert "holds no episode 3" in capsys.readouterr().err
+    assert main(["show", str(recorded), "--episode", "9" * 25]) == 2
+    assert f"holds no episode {'9' * 25}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["record", "convert"])
+def test_a_name_that_is_too_long_is_one_clear_line(tmp_path, capsys, command):
+    out = tmp_path / ("x" * 300)
+    assert main([command, str(SCRIPT), "--out", str(out)]) == 2
+    assert capsys.readouterr().err == f"error: {out}: File name too long; name another place\n"
+
+
+@pytest.mark.parametrize(("change", "code"), [({}, 0), ({"goal_id": "0" * 16}, 1)])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_exit_code_of_verify_does_not_depend_on_who_reads(recorded, change, code, unbuffered):
+    changed(recorded, lambda episode: episode.update(change))
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "webshop_env.playback", "verify", str(recorded)],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_the_output_is_one_clear_line(recorded, unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "webshop_env.playback", "show", str(recorded)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    told = b"error: standard output: cannot be written (No space left on device); send it elsewhere\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_ctrl_c_is_one_word_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(playback, "record", interrupted)
+    try:
+        assert main(["record", str(SCRIPT), "--out", str(tmp_path / "e.jsonl")]) == 130
+    except KeyboardInterrupt:  # it would end pytest
+        pytest.fail("a traceback")
+    assert capsys.readouterr() == ("", "stopped\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_recorded_shared_shop_is_opened_again_with_its_own_settings(tmp_path):

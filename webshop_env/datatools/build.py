@@ -6,12 +6,12 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from webshop_env.cache import write_whole
+from webshop_env.cache import catalogue_cache, write_whole
 from webshop_env.catalog import Catalog, CatalogFiles, Version, find_files, index_document, noun_cache_file
+from webshop_env.command_line import say
 from webshop_env.compiled import products_file, read_compiled, write_products
 from webshop_env.datatools.command import Command
 from webshop_env.datatools.progress import Progress
@@ -60,8 +60,9 @@ def build_catalogue(
             _build_nouns(catalogs, say)
         _build_indexes(catalogs, say)
     except OSError as error:
+        place = error.filename or catalogue_cache("")  # an error of writing, as on a full disk, names no file
         raise ShopGymError(
-            f"{error.filename}: cannot be written ({error.strerror}); set SHOPGYM_CACHE to a writable directory"
+            f"{place}: cannot be written ({error.strerror}); set SHOPGYM_CACHE to a writable directory"
         ) from error
 
 
@@ -183,7 +184,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     build_catalogue(
         arguments.data_dir,
-        say=partial(print, flush=True),
+        say=say,
         num_products=arguments.products,
         versions=VERSIONS if arguments.version is None else (arguments.version,),
         with_nouns=not arguments.no_nouns,

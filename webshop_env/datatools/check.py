@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from webshop_env.catalog import Catalog, load_catalog
+from webshop_env.command_line import say
 from webshop_env.datatools.command import Command
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import SPLITS, build_goals, split_indexes
@@ -111,9 +112,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ShopGymError(f"--show must be at least 0, got {arguments.show}")
     report = check_catalogue(arguments.data_dir, version=arguments.version, num_products=arguments.products)
     if arguments.json:
-        print(json.dumps(report, indent=2))
+        say(json.dumps(report, indent=2))
     else:
-        print(as_text(report, num_shown=arguments.show))
+        say(as_text(report, num_shown=arguments.show))
     return 0
 
 

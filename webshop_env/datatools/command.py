@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from webshop_env.errors import ShopGymError, no_permission
+from webshop_env.command_line import run_safely
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +23,4 @@ class Command:
         """The command on its own; returns the exit code, 2 for a caller's mistake."""
         parser = argparse.ArgumentParser(prog=f"python -m data.{self.name}", description=self.summary)
         self.add_arguments(parser)
-        return self.run_safely(parser.parse_args(argv))
-
-    def run_safely(self, arguments: argparse.Namespace) -> int:
-        try:
-            return self.run(arguments)
-        except ShopGymError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        except PermissionError as error:
-            print(f"error: {no_permission(error)}", file=sys.stderr)
-            return 2
+        return run_safely(lambda: self.run(parser.parse_args(argv)))

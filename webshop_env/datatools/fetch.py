@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from webshop_env.cache import write_whole
+from webshop_env.command_line import say
 from webshop_env.datatools.command import Command
 from webshop_env.errors import ShopGymError
 
@@ -46,22 +48,44 @@ def read_sources(path: Path, set_name: str) -> tuple[Source, ...]:
         sets = json.loads(path.read_text(encoding="utf-8"))["sets"]
         if set_name not in sets:
             raise ShopGymError(f"{path.name}: no set {set_name!r}; there are {', '.join(sorted(sets))}")
+        if not isinstance(sets[set_name], list) or not sets[set_name]:
+            raise ShopGymError(f"{path}: set {set_name!r} must be a list of at least one file")
         sources = tuple(
             Source(str(record["name"]), str(record["url"]), record.get("bytes"), record.get("sha256"))
             for record in sets[set_name]
         )
     except OSError as error:
         raise ShopGymError(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise ShopGymError(f"{path}: not a list of sources (nested too deeply)") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ShopGymError):
             raise
         raise ShopGymError(f"{path}: not a list of sources ({type(error).__name__}: {error})") from None
     for source in sources:
-        if Path(source.name).name != source.name or source.name == LOCK_NAME or not source.name.endswith(".json"):
+        is_name = Path(source.name).name == source.name and source.name.isprintable() and source.name != LOCK_NAME
+        if not is_name or not source.name.endswith(".json"):
             raise ShopGymError(f"{path}: {source.name!r} is not a file name such as 'items_shuffle.json'")
-        if urlsplit(source.url).scheme not in ("http", "https"):
-            raise ShopGymError(f"{path}: {source.name}: the address must begin with http:// or https://")
+        if problem := _problem_of(source.url):
+            raise ShopGymError(f"{path}: {source.name}: the address {problem}")
     return sources
+
+
+def _problem_of(url: str) -> str:
+    """What is wrong with an address; empty if nothing."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+        host.encode("idna")  # as it is looked up
+    except ValueError as error:  # a bracket that is not closed, a port above 65535, a part of a name of 64 letters
+        return f"{url!r} is none ({error})"
+    if parts.scheme not in ("http", "https"):
+        return "must begin with http:// or https://"
+    if not host:
+        return f"{url!r} names no host"
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return f"{url!r} holds a character that must be written as %XX"
+    return ""
 
 
 def fetch(directory: Path, sources: tuple[Source, ...], *, say: Callable[[str], None]) -> None:
@@ -90,7 +114,7 @@ def fetch(directory: Path, sources: tuple[Source, ...], *, say: Callable[[str], 
                 os.replace(part, path)
                 _forget(part)
             lock[source.name] = {"url": source.url, **facts}
-            (directory / LOCK_NAME).write_text(json.dumps(lock, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            write_whole(directory / LOCK_NAME, json.dumps(lock, indent=2, sort_keys=True) + "\n")
             say(f"{source.name}: {how}, {facts['bytes']:,} bytes, sha256 {facts['sha256'][:16]}")
     except OSError as error:
         raise ShopGymError(f"{error.filename or directory}: {error.strerror or error}") from error
@@ -148,7 +172,7 @@ def _read_state(path: Path, url: str) -> dict[str, str]:
     """Of an interrupted fetch from the same address: what tells whether the server still has the same file."""
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     is_usable = isinstance(state, dict) and state.get("url") == url and isinstance(state.get("validator"), str)
     return state if is_usable else {}
@@ -194,7 +218,7 @@ def _read_lock(path: Path) -> dict[str, Any]:
         return {}
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShopGymError(f"{path}: not JSON ({error}); delete it to record the files again") from None
     if not isinstance(lock, dict) or not all(isinstance(entry, dict) for entry in lock.values()):
         raise ShopGymError(f"{path}: not an object of file name -> facts; delete it to record the files again")
@@ -208,7 +232,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    fetch(arguments.data_dir, read_sources(arguments.sources, arguments.set_name), say=print)
+    fetch(arguments.data_dir, read_sources(arguments.sources, arguments.set_name), say=say)
     return 0
 
 

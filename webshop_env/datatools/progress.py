@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 
 BAR_CHARS = 24
@@ -37,10 +38,9 @@ class Progress:
         left = f", {_clock(passed_s / frac - passed_s)} left" if frac > 0.02 else ""
         if self._is_terminal:
             bar = "#" * round(frac * BAR_CHARS)
-            sys.stderr.write(f"\r{self._label} [{bar:<{BAR_CHARS}}] {frac:4.0%}  {_clock(passed_s)}{left}\x1b[K")
+            _show(f"\r{self._label} [{bar:<{BAR_CHARS}}] {frac:4.0%}  {_clock(passed_s)}{left}\x1b[K")
         else:
-            sys.stderr.write(f"{self._label}: {frac:.0%} after {_clock(passed_s)}{left}\n")
-        sys.stderr.flush()
+            _show(f"{self._label}: {frac:.0%} after {_clock(passed_s)}{left}\n")
 
     def __enter__(self) -> Progress:
         return self
@@ -49,8 +49,13 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_shown and self._is_terminal:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            _show("\r\x1b[K")
+
+
+def _show(text: str) -> None:
+    with suppress(OSError):  # nobody looks any more, as after `2>&1 | head`; that is no reason to stop
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _clock(seconds: float) -> str:
