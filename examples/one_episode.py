@@ -5,16 +5,20 @@ Run: python examples/one_episode.py [goal_index]
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import gymnasium
 
 import webshop_env
+from webshop_env.errors import ShopGymError
 from webshop_env.policies import RulePolicy
 
 
 def main() -> None:
-    goal_index = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("goal_index", nargs="?", type=int, default=0)
+    goal_index = parser.parse_args().goal_index
     shop = webshop_env.open_shop()
     env = gymnasium.make("WebShop-v1", shop=shop)
     policy = RulePolicy(shop)
@@ -31,4 +35,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ShopGymError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -9,26 +9,50 @@ for comparisons use `python trainers/evaluation.py endpoint.base_url=... model=N
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+from pathlib import Path
 
 from env_manager import EnvConfig, EnvManager
 from rollout import SamplingParams, TrajectoryCollector, save_batch
 from rollout.engines.openai import OpenAIEngine
 from rollout.report import sample_report
+from trainers.files import require_writable
 from webshop_env.errors import ShopGymError
+
+
+def at_least_one(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {word}")
+    return int(word)
+
+
+def temperature(word: str) -> float:
+    if not math.isfinite(value := float(word)) or value < 0:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {word}")
+    return value
+
+
+def require_place(path: Path) -> None:
+    """Replies are paid for: what becomes of them must be sure before the first request."""
+    if path.is_dir():
+        raise ShopGymError(f"--out: {path} is a directory; name a file")
+    require_writable(path.parent, setting="--out")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", required=True, help="where the API begins, such as http://localhost:8000/v1")
     parser.add_argument("--model", required=True, help="name of the model at that endpoint")
-    parser.add_argument("--goals", type=int, default=8, help="goals to play, once each")
-    parser.add_argument("--temperature", type=float, default=0.4)
-    parser.add_argument("--max-tokens", type=int, default=512, help="of a reply")
-    parser.add_argument("--parallel", type=int, default=16, help="requests under way at once")
-    parser.add_argument("--out", help="Parquet file for the episodes")
+    parser.add_argument("--goals", type=at_least_one, default=8, help="goals to play, once each")
+    parser.add_argument("--temperature", type=temperature, default=0.4)
+    parser.add_argument("--max-tokens", type=at_least_one, default=512, help="of a reply")
+    parser.add_argument("--parallel", type=at_least_one, default=16, help="requests under way at once")
+    parser.add_argument("--out", type=Path, help="Parquet file for the episodes")
     options = parser.parse_args()
+    if options.out:
+        require_place(options.out)
 
     policy = OpenAIEngine(
         options.base_url,

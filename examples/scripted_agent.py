@@ -12,6 +12,7 @@ from env_manager import EnvConfig, EnvManager
 from rollout import SamplingParams, TrajectoryCollector, save_batch
 from rollout.engines.scripted import ScriptedPolicy
 from rollout.report import sample_report
+from webshop_env.errors import ShopGymError
 
 NUM_GOALS, GROUP_SIZE = 6, 2
 
@@ -48,4 +49,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ShopGymError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,3 +64,40 @@ def test_what_the_endpoint_refuses_is_said_in_one_line(endpoint) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
     assert 'HTTP 404: {"error": "no model other"}' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("one_episode", ["abc"], "argument goal_index: invalid int value: 'abc'"),
+        ("one_episode", ["999999"], "error: goal_index must be in 0 to"),
+        ("one_episode", ["-1"], "error: goal_index must be in 0 to"),
+        ("scripted_agent", ["FILE/r.parquet"], "FILE/r.parquet cannot be written"),
+        ("openai_agent", ["--out", "FILE/r.parquet"], "error: --out: FILE cannot be written"),
+        ("openai_agent", ["--out", "."], "error: --out: . is a directory; name a file"),
+        *(
+            ("openai_agent", [option, word], f"argument {option}: must be a {kind}, got {word}")
+            for option, word, kind in (
+                ("--parallel", "0", "whole number of at least 1"),
+                ("--goals", "0", "whole number of at least 1"),
+                ("--max-tokens", "0", "whole number of at least 1"),
+                ("--max-tokens", "-5", "whole number of at least 1"),
+                ("--temperature", "nan", "number of at least 0"),
+                ("--temperature", "-1", "number of at least 0"),
+            )
+        ),
+    ],
+)
+def test_a_callers_mistake_is_told_before_anything_is_asked(
+    name, arguments, message, endpoint, tmp_path, monkeypatch, capsys
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    if name == "openai_agent":
+        arguments = ["--base-url", endpoint.base_url, "--model", "shopper", *arguments]
+    monkeypatch.setattr(sys, "argv", [name, *(word.replace("FILE", str(file)) for word in arguments)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and message.replace("FILE", str(file)) in said.splitlines()[-1]
+    assert not endpoint.seen and [path.name for path in tmp_path.iterdir()] == ["file"]
