@@ -254,8 +254,11 @@ def report(run: Run, last: Evaluation | None) -> None:
             say(f"paired difference of {name}: {difference}")
     directory = run.directory
     say(f"run directory  {directory}")
-    if (directory / "curve.png").is_file():
-        say(f"curve          {directory / 'curve.png'}")
+    picture = directory / "curve.png"
+    if run.ranks.is_first and run.log.lines:  # validations, which draw it too, may be off or long ago
+        draw_curve(directory / "metrics.jsonl", picture)
+    if picture.is_file():
+        say(f"curve          {picture}")
     checkpoint = find_checkpoint(directory)
     if checkpoint is not None:
         if (checkpoint / "policy" / "model.safetensors").is_file():

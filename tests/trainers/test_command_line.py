@@ -364,6 +364,14 @@ def test_a_new_run_does_not_begin_beside_checkpoints_of_another(tmp_path, monkey
     assert run_directory(resolve(["trainer.experiment_name=mine"])[0]) == Path("outputs/mine-2")
 
 
+def test_the_curve_shows_updates_where_validations_are_off(tmp_path, policy, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(gigpo_fsdp, "draw_curve", lambda metrics, picture: drawn.append(metrics.read_text()))
+    gigpo_fsdp.main([*SMALL, f"actor_rollout_ref.model.path={policy}", f"trainer.output_dir={tmp_path / 'run'}"])
+    (text,) = drawn
+    assert '"update": 1,' in text and "rollout/success_frac" in text
+
+
 def test_a_run_that_is_being_written_is_not_gone_on_with(finished_run):
     with only_writer(finished_run, Ranks(0, 1, torch.device("cpu"), None)):
         error = complaint(gigpo_fsdp.main, f"trainer.resume_from={finished_run}")
