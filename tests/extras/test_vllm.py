@@ -45,9 +45,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = 5e-5 if DEVICE.type == "cpu" else 0.25
-"""Nats: float32 on the CPU, whose kernels add up in another order on each kind of it (1.1e-5 was seen, of log-probs that
-a temperature of 0.4 makes 2.5 times as large); on a GPU bfloat16, which alone moves a token of these models by up to
-0.1."""
+"""Nats: float32 on the CPU, whose kernels add up in another order on each kind of it (1.1e-5 was seen, of log-probs
+that a temperature of 0.4 makes 2.5 times as large); on a GPU bfloat16, which alone moves a token of these models by up
+to 0.1."""
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 TEXTS = [
     "task: find me red shoes, and price lower than 40.00 dollars",
