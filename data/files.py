@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from trainers.files import sync
 from webshop_env.errors import ShopGymError
 
 
@@ -32,20 +33,12 @@ def new_files(out: Path, names: Sequence[str]) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as scratch:
             yield Path(scratch)
             for name in names:
-                _sync(Path(scratch, name))
+                sync(Path(scratch, name))
             for name in names:
                 os.replace(Path(scratch, name), out / name)
-        _sync(out)
+        sync(out)
     except BaseException:  # Ctrl-C too
         for path in made:
             with suppress(OSError):  # something is in it, or it was never made
                 path.rmdir()
         raise
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -28,13 +28,13 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         scratch.chmod(0o755)
         yield scratch
         for path in (*scratch.rglob("*"), scratch):
-            _sync(path)
+            sync(path)
         try:
             os.rename(scratch, target)
         except OSError:
             if not target.is_dir():
                 raise
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -83,12 +83,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        _sync(scratch)
+        sync(scratch)
         os.replace(scratch, path)
     except OSError:
         scratch.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def keep_copy(path: Path, target: Path) -> Path:
@@ -124,10 +124,11 @@ def _make_directory(directory: Path) -> None:
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:
-        _sync(path.parent)
+        sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are safely on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
