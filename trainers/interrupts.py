@@ -40,13 +40,13 @@ class SignalNotes:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.is_noted and number == signal.SIGINT:
-            signal.default_int_handler(number, frame)
-        if not self.is_noted:
+        is_first, self.is_noted = not self.is_noted, True  # before the line: who reads it may send the next at once
+        if is_first:
             name = signal.Signals(number).name
             line = f"\n{name}: the run ends after the update at hand, with a checkpoint (Ctrl-C ends it now)\n"
             os.write(2, line.encode())  # print is not safe inside a signal handler
-        self.is_noted = True
+        elif number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
 
 
 class Interrupts(SignalNotes):

@@ -54,6 +54,19 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not(interrupts)
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_second_ctrl_c_stops_at_once_also_while_the_first_is_being_answered(interrupts, monkeypatch):
+    said = []
+
+    def write(file: int, line: bytes) -> None:
+        said.append(line)
+        os.kill(os.getpid(), signal.SIGINT)  # of somebody who has read the line
+
+    monkeypatch.setattr("trainers.interrupts.os.write", write)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert len(said) == 1
+
+
 def test_handlers_come_back_and_other_threads_have_none():
     before = signal.getsignal(signal.SIGTERM)
     with Interrupts(start_ranks()):
