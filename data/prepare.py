@@ -14,7 +14,8 @@ out, or write all goals (`--train_data_size 0`).
 
 A product has as many goals as its options have combinations: of the 415 products behind the original's 6,910 goals one
 has 558, 26 have three fifths, and half have one or two. `--max_per_product` spreads training over products;
-`data.sample_by=product`, a setting of training, plays all of them equally often.
+`data.sample_by=product`, a setting of training, plays all of them equally often. `--max_options 0` keeps the goals that
+name no option: what tells their product from others stands in its texts alone.
 """
 
 # ruff: noqa: RUF009  group() makes dataclass fields
@@ -34,8 +35,9 @@ from trainers.files import require_writable
 from trainers.goal_files import MODALITIES, save_goals
 from trainers.goals import by_product, fixed_choice, fixed_goals, validation_split
 from trainers.settings import DataSettings, EnvSettings, SettingsError, explain, group, resolve, setting
-from trainers.worlds import goal_products, open_world
+from trainers.worlds import World, goal_products, open_world
 from webshop_env.command_line import run_safely, say
+from webshop_env.shop import Shop
 
 NUM_VAL = 256
 """Validation goals, unless the command line says how many; a split that has fewer gives all of its own."""
@@ -58,6 +60,7 @@ def prepare(
     num_train: int,
     num_val: int | None,
     max_per_product: int | None = None,
+    max_options: int | None = None,
 ) -> list[str]:
     """Writes both lists, or none.
 
@@ -68,6 +71,7 @@ def prepare(
         num_train: Goals of train.parquet; 0 takes the whole split.
         num_val: Goals of test.parquet; 0 takes the whole split, None up to `NUM_VAL` of it.
         max_per_product: Goals of a product in train.parquet, at most, a fixed choice; None takes all.
+        max_options: Options that a goal of train.parquet asks for, at most; None takes all goals.
 
     Returns:
         What was written, a line for each file.
@@ -78,6 +82,8 @@ def prepare(
     world = open_world(env)
     val_split = validation_split(env)
     train, val = (fixed_goals(world, split, sys.maxsize) for split in ("train", val_split))
+    if max_options is not None:
+        train = _simple(world, train, max_options)
     if max_per_product is not None:
         train = _spread(train, goal_products(world, train), max_per_product)
     if num_val is None:
@@ -107,6 +113,18 @@ def _choose(goals: np.ndarray, split: str, num: int, *, option: str) -> np.ndarr
     return fixed_choice(goals, num or len(goals))
 
 
+def _simple(world: World, goals: np.ndarray, most: int) -> np.ndarray:
+    """Those that ask for so many options at most."""
+    if most < 0:
+        raise SettingsError(f"--max_options must be at least 0, got {most}")
+    if not isinstance(world, Shop):
+        raise SettingsError("--max_options: goals of this environment ask for no options; leave it out")
+    simple = goals[[len(world.goal_at(int(goal)).options) <= most for goal in goals]]
+    if not len(simple):
+        raise SettingsError(f"--max_options={most}: every goal of the train split asks for more; raise it")
+    return simple
+
+
 def _spread(goals: np.ndarray, products: Sequence[str | None], most: int) -> np.ndarray:
     """Of each product so many goals at most, the same ones every time."""
     if most < 1:
@@ -134,6 +152,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         "--val_data_size", type=int, help=f"goals of test.parquet; 0 is all (default: {NUM_VAL}, or all there are)"
     )
     parser.add_argument("--max_per_product", type=int, help="goals of a product in train.parquet, at most")
+    parser.add_argument("--max_options", type=int, help="options that a goal of train.parquet asks for, at most")
     parser.add_argument("--out", type=Path, help="directory (default: ~/data/verl-agent/MODE, where scripts look)")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of training, such as env.env_name")
     options = parser.parse_intermixed_args(arguments)
@@ -148,6 +167,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         num_train=options.train_data_size,
         num_val=options.val_data_size,
         max_per_product=options.max_per_product,
+        max_options=options.max_options,
     )
     for line in (*(f"note: {note}" for note in notes), *said):
         say(line)

@@ -77,6 +77,21 @@ def test_a_train_list_can_be_spread_over_products(tmp_path, capsys):
     assert "--max_per_product must be at least 1, got 0" in errors[1] and "are of no product" in errors[2]
 
 
+def test_a_train_list_can_hold_goals_of_few_options(tmp_path, capsys):
+    words, shop, env = ["--val_data_size", "2", "--out", str(tmp_path)], open_world(env_of()), env_of()
+    fewest = min(len(shop.goal_at(int(goal)).options) for goal in shop.split("train"))
+    assert prepare([*words, "--max_options", str(fewest)]) == 0
+    goals = load_goals(str(tmp_path / "train.parquet"), shop, env, key="k")
+    assert {len(shop.goal_at(int(goal)).options) for goal in goals} == {fewest}
+    assert len(goals) == sum(len(shop.goal_at(int(goal)).options) == fewest for goal in shop.split("train"))
+    assert prepare([*words, "--max_options", str(fewest), "--max_per_product", "1"]) == 0
+    assert prepare([*words, "--max_options", str(fewest - 1)]) == 2
+    assert prepare([*words, "--max_options", "-1"]) == 2
+    assert prepare([*words, "--max_options", "0", "env.env_name=FrozenLake-v1"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3 and all(line.startswith("error: --max_options") for line in errors)
+
+
 SMALL_SPLIT = ("env.webshop.num_products=100", "env.webshop.split_by=product")
 
 
