@@ -41,7 +41,7 @@ from trainers.engines import open_fixed_engine
 from trainers.errors import faults_told
 from trainers.estimates import Estimate, cluster_estimate, mean_estimate, paired_share_estimate, share_estimate
 from trainers.files import require_writable, write_atomically
-from trainers.goals import goals_to_play
+from trainers.goals import goals_to_play, tell_of_fewer
 from trainers.models import compute_dtype, load_model, load_tokenizer, refuse_other_prompts
 from trainers.ranks import Ranks, joined_ranks
 from trainers.rollouts import collect_over_ranks
@@ -408,6 +408,8 @@ def run(settings: EvaluationSettings, ranks: Ranks, baseline: Evaluation | None 
     """Evaluates one policy over the ranks; a baseline on other goals is refused before that."""
     world = open_world(settings.env)
     goals, split = goals_to_play(world, settings.env, settings.data, split=settings.split, num=settings.goals)
+    if ranks.is_first and settings.data.val_files is None:
+        tell_of_fewer(goals, f"the {split} split", key="goals", num=settings.goals)
     goal_list = goal_list_of(settings.env, world.catalogue_hash)
     if baseline is not None:
         require_same_goals(baseline, goal_list=goal_list, goal_index=goals.tolist())

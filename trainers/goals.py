@@ -101,8 +101,13 @@ def goals_hash(goals: np.ndarray) -> str:
 
 
 def goal_notes(order: GoalOrder, validation: np.ndarray, settings: Settings) -> list[str]:
-    """What to tell about goals before long work begins: those that are learnt too often, or tested on as well."""
+    """What to tell about goals before long work begins: what teaches nothing, comes too often, or is tested on as well."""
     notes = []
+    if settings.env.rollout.n == 1 and settings.algorithm.adv_estimator != "reinforce++":
+        notes.append(
+            f"env.rollout.n=1: {settings.algorithm.adv_estimator} compares episodes of one goal, and with one of each "
+            "there is next to nothing to learn; set env.rollout.n=2 or more, or algorithm.adv_estimator=reinforce++"
+        )
     num_played = settings.trainer.total_updates * settings.goals_of_a_try
     times = f"{num_played / order.epoch_size:.3g} times"
     if order.is_by_product and num_played > order.epoch_size:
@@ -119,6 +124,12 @@ def goal_notes(order: GoalOrder, validation: np.ndarray, settings: Settings) -> 
     if num_shared:
         notes.append(f"{num_shared} of the {len(validation)} validation goals are trained on too")
     return notes
+
+
+def tell_of_fewer(goals: np.ndarray, source: str, *, key: str, num: int) -> None:
+    """Prints a note where a setting asks for more goals than there are."""
+    if len(goals) < num:
+        print(f"note: {key}={num}: {source} has {len(goals)} goals, all of them are played", flush=True)
 
 
 def fixed_goals(world: World, split: str, num: int) -> np.ndarray:

@@ -40,7 +40,7 @@ from trainers.demonstrations import Demonstrations, demonstrate, encode, is_reco
 from trainers.errors import TrainingError, faults_told
 from trainers.evaluation import Evaluation, evaluate, goal_list_of, setup_of
 from trainers.files import atomic_directory, require_writable
-from trainers.goals import goals_to_play, train_goals
+from trainers.goals import goals_to_play, tell_of_fewer, train_goals
 from trainers.learning_rate import RateSchedule
 from trainers.models import (
     PROVENANCE,
@@ -248,7 +248,9 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
     ranks = start_ranks(settings.device)
     device = ranks.device
     world = open_world(settings.env)
-    all_goals, _ = train_goals(world, settings.env, settings.data)
+    all_goals, source = train_goals(world, settings.env, settings.data)
+    if not is_recorded(settings.source):
+        tell_of_fewer(all_goals, source, key="goals", num=settings.goals)
     goals = np.random.default_rng(settings.seed).permutation(all_goals)[: settings.goals or None]
     goals = np.tile(goals, settings.episodes_per_goal)
     num_envs = min(settings.num_envs, len(goals))
@@ -275,7 +277,10 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
         lesson = encode(_shown(settings, world, manager, goals), engine, grammar)
     rows = lesson.rows
     if not len(rows):
-        raise SettingsError(f"source: nothing is left to imitate ({lesson}); lower min_score, or take other episodes")
+        raise SettingsError(
+            f"source: nothing is left to imitate ({lesson}); won_only and min_score decide which episodes, "
+            "data.max_response_length how long a reply may be; or take another source"
+        )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{lesson} in {time.perf_counter() - began:.0f} s; rows {rows.lengths.mean():.0f} tokens on average, "
@@ -354,6 +359,8 @@ def _model(settings: SftSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrai
 
 def _evaluate(settings: SftSettings, engine: HFEngine, world: World, ranks: Any, num_envs: int) -> Evaluation:
     goals, source = goals_to_play(world, settings.env, settings.data, split="eval", num=settings.eval_goals)
+    if settings.data.val_files is None:
+        tell_of_fewer(goals, f"the {source} split", key="eval_goals", num=settings.eval_goals)
     manager = manager_for(engine, settings.env, settings.data, min(num_envs, len(goals)))
     return evaluate(
         TrajectoryCollector(manager, CollectorConfig(constrained=True)),

@@ -243,3 +243,13 @@ def test_goals_that_come_too_often_or_are_tested_on_as_well_are_noted(shop, list
     longer = resolve(["data.sample_by=product", "trainer.total_updates=1000"])[0]
     (note,) = goal_notes(order, validation_goals(shop, longer), longer)
     assert f"plays 16000 goals of {order.epoch_size} products, each about {16000 / order.epoch_size:.3g} times" in note
+
+
+def test_groups_of_one_episode_are_noted(shop):
+    def notes(*words: str) -> list[str]:
+        settings = resolve(["env.rollout.n=1", *words])[0]
+        return goal_notes(training_goals(shop, settings), validation_goals(shop, settings), settings)
+
+    (note,) = notes()
+    assert note.startswith("env.rollout.n=1: gigpo compares episodes of one goal")
+    assert notes("algorithm.adv_estimator=reinforce++") == []

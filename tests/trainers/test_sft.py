@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -82,6 +83,21 @@ def test_a_policy_is_made_from_nothing_with_its_provenance(tmp_path, capsys):
     again = run(listed, "again")
     assert "n=3" in again["figures"]["eval_success"] and "n=4" in made["figures"]["eval_success"]
     assert again["weights_hash"] == made["weights_hash"]
+
+
+def test_fewer_goals_than_asked_for_are_told(tmp_path, capsys):
+    words = ["goals=500", "eval_goals=400", "epochs=0.1", "hidden=16", "layers=1", "heads=2", "vocab_size=400"]
+    main([*words, f"out={tmp_path / 'p'}", "env.webshop.num_products=20", "device=cpu"])
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert re.fullmatch(r"note: goals=500: the train split has \d+ goals, all of them are played", notes[0])
+    assert re.fullmatch(r"note: eval_goals=400: the eval split has \d+ goals, all of them are played", notes[1])
+    assert len(notes) == 2
+
+
+def test_what_leaves_nothing_to_imitate_is_named(tmp_path):
+    words = ["goals=4", "source=rule", "won_only=true", "min_score=1", "env.max_steps=1", f"out={tmp_path / 'p'}"]
+    with pytest.raises(SettingsError, match=r"nothing is left to imitate.*won_only and min_score decide"):
+        main([*words, "init=embedded", "device=cpu"])
 
 
 def test_a_directory_of_imitation_is_whole_or_not_there(tmp_path, monkeypatch):
