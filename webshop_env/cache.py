@@ -51,14 +51,18 @@ def remembered_hash(paths: Sequence[Path], what: str, compute: Callable[[], str]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: readers never see half of it."""
+    """Write a file whole or not at all: readers never see half of it, and a full disk is left nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fchmod(file.fileno(), 0o644)
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+        try:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

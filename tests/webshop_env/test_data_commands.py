@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from data import files, generate, generate_large
+from webshop_env.cache import write_whole
 from webshop_env.datatools import build
 from webshop_env.datatools.build import BUILD
 from webshop_env.datatools.progress import Progress
@@ -77,6 +78,14 @@ def test_files_of_before_stay_when_new_ones_fail(tmp_path):
         (scratch / "a").write_text("new")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_a_file_of_the_cache_is_whole_or_not_there(tmp_path, small_disk):
+    with pytest.raises(OSError, match="File too large"):
+        write_whole(tmp_path / "nouns.json", "x" * (30 << 10))
+    assert list(tmp_path.iterdir()) == []
+    write_whole(tmp_path / "nouns.json", "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["nouns.json"]
 
 
 def test_a_full_disk_under_the_cache_is_named(cache, small_disk, capsys):
