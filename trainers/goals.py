@@ -101,7 +101,7 @@ def goals_hash(goals: np.ndarray) -> str:
 
 
 def goal_notes(order: GoalOrder, validation: np.ndarray, settings: Settings) -> list[str]:
-    """What to tell about goals before long work begins: what teaches nothing, comes too often, or is tested on as well."""
+    """What to tell about goals before long work begins: what teaches nothing, comes too often, is tested on as well."""
     notes = []
     if settings.env.rollout.n == 1 and settings.algorithm.adv_estimator != "reinforce++":
         notes.append(
