@@ -85,25 +85,40 @@ def write_table(path: Path, kind: str, catalogue_hash: str) -> Iterator[TableWri
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_orphans(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
+    handle, temporary = _locked_temporary(path)
     try:
         with os.fdopen(handle, "wb", buffering=1 << 20) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
             writer = TableWriter(file)
             yield writer
             writer._finish(kind, catalogue_hash)
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # still locked: another writer would take it for an orphan
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):  # Ctrl-C may come when it has just got its name
+            os.unlink(temporary)
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _locked_temporary(path: Path) -> tuple[int, str]:
+    """A new file beside the path, open and locked, and its name."""
+    while True:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(handle)
+            os.unlink(temporary)
+            raise
+        if os.fstat(handle).st_nlink:
+            return handle, temporary
+        os.close(handle)  # another writer took it for an orphan before it was locked
 
 
 def _remove_orphans(path: Path) -> None:

@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from odd_shop import row, write_odd_catalogue
 
-from webshop_env import compiled, shop
+from webshop_env import compiled, shop, table_file
 from webshop_env.catalog import Catalog, Version, find_files, index_document, load_catalog
 from webshop_env.compiled import open_catalog, products_file, read_compiled, write_products
 from webshop_env.datatools.build import build_catalogue
@@ -334,6 +335,42 @@ def test_an_interrupted_build_leaves_nothing_that_could_be_taken_for_whole(tmp_p
     with pytest.raises(ZeroDivisionError), write_table(path, "products-2", "0" * 64) as table:
         table.put_texts("records", (b"x" * (1 // i) for i in (1, 0)))
     assert not list(path.parent.glob(".*")) and TableFile(path, "products-2", find_files(EMBEDDED_CATALOGUE).hash(None))
+
+
+def test_two_writers_of_one_table_do_not_take_each_others_files_for_orphans(tmp_path: Path, monkeypatch):
+    path, real_mkstemp, tries = tmp_path / "t.table", tempfile.mkstemp, []
+
+    def mkstemp_and_another_writer(**options: str) -> tuple[int, str]:
+        made = real_mkstemp(**options)
+        tries.append(made[1])
+        if len(tries) == 1:  # between its making and its lock
+            table_file._remove_orphans(path)
+        return made
+
+    monkeypatch.setattr(table_file.tempfile, "mkstemp", mkstemp_and_another_writer)
+    real_replace = os.replace
+
+    def replace_after_another_writer(source: str, target: Path) -> None:
+        table_file._remove_orphans(path)  # between its end and its name
+        real_replace(source, target)
+
+    monkeypatch.setattr(table_file.os, "replace", replace_after_another_writer)
+    with write_table(path, "some", "0" * 64) as table:
+        table.put_texts("records", [b"x"])
+    assert len(tries) == 2 and TableFile(path, "some", "0" * 64)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_ctrl_c_when_a_table_has_just_got_its_name_is_ctrl_c(tmp_path: Path, monkeypatch):
+    real_replace = os.replace
+
+    def replace_then_stop(source: str, target: Path) -> None:
+        real_replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(table_file.os, "replace", replace_then_stop)
+    with pytest.raises(KeyboardInterrupt), write_table(tmp_path / "t.table", "some", "0" * 64) as table:
+        table.put_texts("records", [b"x"])
 
 
 def test_a_build_tells_what_it_did_and_makes_only_what_is_missing(tmp_path: Path):
