@@ -451,6 +451,21 @@ def test_the_command_serves_and_keeps_what_was_done_when_it_is_ended(tmp_path):
     assert verify(episodes[0]) is None
 
 
+def test_the_command_can_be_ended_as_soon_as_it_has_told_its_address(tmp_path, monkeypatch):
+    told = []
+
+    def tell(line: str, **_: object) -> None:
+        told.append(line)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("webshop_env.site.__main__.print", tell, raising=False)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert main(["--port", "0", "--record", str(tmp_path / "r")]) == 0
+    assert len(told) == 1 and told[0].startswith("shop    http://127.0.0.1:")
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert list(tmp_path.rglob("*.jsonl")) == [], "a record of nobody"
+
+
 def test_a_session_remembers_its_end_only_once(tmp_path):
     app = create_app(SiteConfig(record=tmp_path, max_steps=1))
     store: SessionStore = app.extensions["store"]

@@ -65,16 +65,21 @@ def _serve(options: argparse.Namespace) -> int:
         )
     )
     server = SiteServer(app, options.host, options.port)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: what was recorded is kept
-    print(f"shop    {server.url}", flush=True)
-    if options.view is not None:
-        print(f"viewer  {server.url}view/", flush=True)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: what was recorded is kept
+        print(f"shop    {server.url}", flush=True)  # who reads it may end the site at once
+        if options.view is not None:
+            print(f"viewer  {server.url}view/", flush=True)
         server.run()
     except KeyboardInterrupt:
         pass
     finally:
+        for number in before:  # whoever asks again waits for the same end
+            signal.signal(number, signal.SIG_IGN)
         server.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 0
 
 
