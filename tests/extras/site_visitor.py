@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import re
@@ -64,8 +65,16 @@ class Visitor:
 
 def until(browser: Chrome, script: str, timeout_s: float = 90.0) -> None:
     """Waits until the script says true on a page that is whole."""
+    from selenium.common.exceptions import WebDriverException
+
     deadline = time.monotonic() + timeout_s
-    while not browser.execute_script(f"return document.readyState === 'complete' && Boolean({script})"):
+
+    def holds() -> bool:
+        with contextlib.suppress(WebDriverException):  # between two pages
+            return browser.execute_script(f"return document.readyState === 'complete' && Boolean({script})")
+        return False
+
+    while not holds():
         assert time.monotonic() < deadline, f"{script} never became true on {browser.current_url}"
         time.sleep(0.02)
 

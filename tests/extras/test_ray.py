@@ -45,6 +45,7 @@ def small_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("SHOPGYM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
+            "local",
             num_cpus=2,
             object_store_memory=100_000_000,
             include_dashboard=False,
@@ -334,6 +335,7 @@ def test_the_settings_of_training_choose_it() -> None:
     ours.close()
 
 
+@pytest.mark.timeout(450)  # of two runs
 def test_a_training_update_in_rays_actors_is_the_local_one(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="training needs shopgym[train]")
     common = (

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ require_extra("ray", "ray", "pandas")
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SHOPGYM_TEST_MARK"
 DEADLINE_S = 200
+pytestmark = pytest.mark.timeout(3 * DEADLINE_S)  # what hangs is told by its own deadline
 RAY = ("trainer.launcher=ray", "trainer.n_gpus_per_node=2")
 SMALL = (
     *("trainer.total_updates=1", "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.logger=[console]"),
@@ -29,16 +30,27 @@ SMALL = (
 )
 
 
-def start(mark: str, *words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A training whose processes, however many, carry a mark."""
-    return subprocess.Popen(
-        [sys.executable, *launcher, "trainers/gigpo_fsdp.py", *words],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a training whose processes, however many, carry a mark; none outlives the test."""
+    started = []
+
+    def start(mark: str, *words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *launcher, "trainers/gigpo_fsdp.py", *words],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -72,7 +84,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))} for line in lines]
 
 
-def test_two_workers_give_the_metrics_and_weights_of_torchrun(tmp_path):
+def test_two_workers_give_the_metrics_and_weights_of_torchrun(start, tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
     for name, launcher, more in (("ray", (), RAY), ("torchrun", torchrun, ())):
         process = start(name, *SMALL, *more, f"trainer.output_dir={tmp_path / name}", launcher=launcher)
@@ -94,7 +106,7 @@ def test_two_workers_give_the_metrics_and_weights_of_torchrun(tmp_path):
         (("trainer.nnodes=500",), "ask for 1000 ranks"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_no_process(tmp_path, words, complaint):
+def test_a_mistake_is_one_line_and_leaves_no_process(start, tmp_path, words, complaint):
     mark = uuid.uuid4().hex
     process = start(mark, *SMALL, *RAY, *words, f"trainer.output_dir={tmp_path / 'run'}")
     _, errors = process.communicate(timeout=DEADLINE_S)
@@ -106,7 +118,7 @@ def test_a_mistake_is_one_line_and_leaves_no_process(tmp_path, words, complaint)
 
 
 @pytest.mark.parametrize("end", ["Ctrl-C", "a lost rank"])
-def test_what_ends_the_command_or_a_rank_ends_all(tmp_path, end):
+def test_what_ends_the_command_or_a_rank_ends_all(start, tmp_path, end):
     mark = uuid.uuid4().hex
     # Updates of some seconds: both signals must come within one.
     long = ("data.train_batch_size=16", "env.rollout.n=8", "trainer.total_updates=500")
@@ -127,7 +139,7 @@ def test_what_ends_the_command_or_a_rank_ends_all(tmp_path, end):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_wish_to_end_reaches_the_ranks_which_save(tmp_path, number):
+def test_a_wish_to_end_reaches_the_ranks_which_save(start, tmp_path, number):
     mark, run = uuid.uuid4().hex, tmp_path / "run"
     words = ("trainer.total_updates=500", "trainer.save_freq=-1", f"trainer.output_dir={run}")
     process = start(mark, *SMALL, *RAY, *words)

@@ -49,6 +49,7 @@ def logged(file: Path) -> list[dict]:
     return lines
 
 
+@pytest.mark.timeout(500)  # of two runs
 def test_a_run_is_logged_offline_and_goes_on_as_the_same_run(tmp_path):
     run = tmp_path / "run"
     words = [

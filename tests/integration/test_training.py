@@ -188,18 +188,19 @@ def require_equal_weights(run: Path, other: Path) -> None:
 
 def test_a_run_killed_in_the_middle_goes_on_to_the_same_numbers(policy, whole_run, tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command(SCRIPT, *words(policy, run), "trainer.logger=[console]"),
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 150
-    while not (run / "checkpoints" / "update_000001").is_dir() and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    ) as process:
+        try:
+            deadline = time.monotonic() + 150
+            while not (run / "checkpoints" / "update_000001").is_dir() and time.monotonic() < deadline:
+                assert process.poll() is None
+                time.sleep(0.02)
+        finally:
+            process.kill()
     assert not (run / "checkpoints" / f"update_{UPDATES:06d}").is_dir()
 
     out = finished(command(SCRIPT, f"trainer.resume_from={run}"))
@@ -223,12 +224,15 @@ def test_one_of_two_processes_is_asked_to_stop_and_one_process_goes_on(policy, w
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        deadline = time.monotonic() + 150
-        while not has_learnt(run) and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.02)
-        os.kill(process_of_rank(process.pid, 1), signal.SIGTERM)
-        out, errors = process.communicate(timeout=150)
+        try:
+            deadline = time.monotonic() + 150
+            while not has_learnt(run) and time.monotonic() < deadline:
+                assert process.poll() is None
+                time.sleep(0.02)
+            os.kill(process_of_rank(process.pid, 1), signal.SIGTERM)
+            out, errors = process.communicate(timeout=150)
+        finally:
+            process.kill()
     assert process.returncode == 0, errors[-3000:]
     assert errors.count("SIGTERM: the run ends after the update at hand") == 1
     assert f"trainer.resume_from={run}\n" in out
