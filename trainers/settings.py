@@ -187,7 +187,9 @@ class EnvSettings:
     )
     max_steps: int = setting(EnvConfig.max_steps, "steps after which an episode is truncated", at_least=1)
     history_length: int = setting(EnvConfig.history_length, "last steps that a prompt shows", at_least=0)
-    prompt: str = setting("think", "prompt template: think, no_think, compact, compact_listed, compact_reading")
+    prompt: str = setting(
+        "think", "prompt template: think, no_think, compact, compact_listed, compact_reading, or a file"
+    )
     history_overflow: str = setting(
         EnvConfig.history_overflow, "what a prompt over its limit loses first", only=("oldest", "all")
     )
@@ -246,7 +248,7 @@ class GigpoSettings:
     )
     mode: AdvantageMode = setting(
         "mean_norm",
-        "also divide by the standard deviation?",
+        "also divide by the standard deviation? (with baseline=episode not where a group's returns are all equal)",
         only=get_args(AdvantageMode),
         needs=[equal("algorithm.adv_estimator", "gigpo", "grpo")],
     )
@@ -335,7 +337,7 @@ class OptimSettings:
     )
     min_lr_ratio: float = setting(
         0.0,
-        "share of lr that a cosine ends at",
+        "share of lr that a cosine has come to after the last update",
         at_least=0,
         at_most=1,
         needs=[equal(f"{_ACTOR}.optim.lr_scheduler_type", "cosine")],
@@ -651,24 +653,59 @@ def _base(overrides: Mapping[str, Any], notes: list[str]) -> tuple[dict[str, Any
 
 
 def load_recipe(name: str, notes: list[str] | None = None) -> dict[str, Any]:
-    """A recipe as dotted key -> value.
+    """A recipe as dotted key -> value, over the recipe that it names as its own `recipe`, if it names one.
 
     Args:
-        name: Of a file in `trainers/recipes` without its ending, or the path of a YAML file.
+        name: Of a file in `trainers/recipes` without its ending, or the path of a YAML file; in a file that path is
+            relative to the file.
         notes: Gets a line for each published key in it that means something else here, or nothing.
     """
-    path = RECIPES / f"{name}.yaml"
-    if not path.is_file():
-        path = Path(name).expanduser()
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
-        raise SettingsError(f"recipe {name!r} is neither a file nor one of the packaged recipes: {known}")
+    every_key = {key for key, _, _ in leaves(Settings())}
+    seen: list[Path] = []
+    values: dict[str, Any] = {}
+    base: str | None = name
+    while base is not None:
+        path = _recipe_file(base, seen[-1].parent if seen else Path())
+        if path.resolve() in seen:
+            raise SettingsError(f"{path}: is a recipe over itself; take its line `recipe: {base}` out")
+        seen.append(path.resolve())
+        values = _read_settings(path, notes) | values
+        under = values.pop("recipe", None)
+        is_whole = every_key <= {*values, "recipe"}  # a run's settings.yaml: what it was made from says nothing more
+        base = None if under is None or is_whole else str(under)
+    return values
+
+
+def _recipe_file(name: str, beside: Path) -> Path:
+    """The file of a recipe, packaged or somebody's own."""
+    for path in (RECIPES / f"{name}.yaml", beside / Path(name).expanduser()):
+        if path.is_file():
+            return path
+    known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
+    raise SettingsError(f"recipe {name!r} is neither a file nor one of the packaged recipes: {known}")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key may stand twice: the first value would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_settings(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
+    """What a file says, as dotted key -> value."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    if tree is None:  # comments alone
+        return {}
     if not isinstance(tree, dict):
         raise SettingsError(f"{path}: expected settings as `key: value`, got {type(tree).__name__}")
     return translate(dict(_dotted(tree, "")), [] if notes is None else notes)[0]
@@ -735,7 +772,7 @@ def _dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _saved_settings(path: Path) -> dict[str, Any]:
     for directory in (path, *list(path.resolve().parents)[:2]):
         if (directory / "settings.yaml").is_file():
-            return load_recipe(str(directory / "settings.yaml"))
+            return _read_settings(directory / "settings.yaml")
     raise SettingsError(f"trainer.resume_from: {path} holds no run (no settings.yaml there or above)")
 
 

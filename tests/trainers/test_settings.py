@@ -26,6 +26,38 @@ def test_defaults_then_recipe_then_command_line(tmp_path):
     assert "env.rollout.n" not in sources
 
 
+def test_a_recipe_goes_over_the_one_that_it_names(tmp_path):
+    (tmp_path / "mine.yaml").write_text("recipe: base.yaml\nenv: {max_steps: 7}\n")
+    (tmp_path / "base.yaml").write_text("recipe: frozenlake\nenv: {max_steps: 8, history_length: 1}\n")
+    settings, notes, _ = resolve([f"recipe={tmp_path / 'mine.yaml'}"])
+    frozen = resolve(["recipe=frozenlake"])[0]
+    assert (settings.env.env_name, settings.env.max_steps, settings.env.history_length) == ("FrozenLake-v1", 7, 1)
+    assert settings.trainer == frozen.trainer
+    assert settings.recipe == str(tmp_path / "mine.yaml") and notes == []
+
+    (tmp_path / "base.yaml").write_text("recipe: mine.yaml\n")
+    with pytest.raises(SettingsError, match=r"mine\.yaml: is a recipe over itself; take its line .recipe"):
+        resolve([f"recipe={tmp_path / 'mine.yaml'}"])
+
+
+def test_a_runs_settings_are_a_recipe_without_the_one_that_they_came_from(tmp_path):
+    gone = {**flatten(resolve(["env.max_steps=7"])[0]), "recipe": str(tmp_path / "gone.yaml")}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(gone))
+    assert resolve([f"recipe={tmp_path / 'settings.yaml'}"])[0].env.max_steps == 7
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_an_empty_recipe_leaves_the_defaults(tmp_path, text):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert resolve([f"recipe={tmp_path / 'mine.yaml'}"])[0].env == Settings().env
+
+
+def test_no_value_of_a_recipe_is_lost_to_another(tmp_path):
+    (tmp_path / "mine.yaml").write_text("trainer: {total_updates: 7}\ntrainer: {seed: 1}\n")
+    with pytest.raises(SettingsError, match="'trainer' stands there twice"):
+        resolve([f"recipe={tmp_path / 'mine.yaml'}"])
+
+
 def test_the_default_recipe_is_tiny():
     settings, _, _ = resolve([])
     assert settings.env.prompt == "compact"
