@@ -45,6 +45,17 @@ def test_the_environments_import_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["trainers.gigpo_fsdp", "trainers.sft", "data.prepare"])
+def test_commands_of_training_say_what_is_missing_in_one_line(module: str) -> None:
+    code = (
+        "import runpy, sys; sys.modules['torch'] = sys.modules['yaml'] = None\n"
+        f"sys.argv = ['{module.replace('.', '/')}.py']; runpy.run_module('{module}', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr == "error: training needs yaml, torch: pip install 'shopgym[train]'\n"
+
+
 def test_no_file_of_trainers_hides_a_module() -> None:
     # Running a script in trainers/ puts that folder first on sys.path.
     names = {path.stem for path in (ROOT / "trainers").glob("*.py")} - {"__init__"}
