@@ -69,7 +69,11 @@ def batch_statistics(batch: StepBatch) -> dict[str, float]:
 
 
 LATE = ("rollout/step_credit_frac", "rollout/reward_kl_nats")
-"""Figures that only rows with advantages have: they are of the rows learnt from, whatever was played."""
+"""Figures that only rows with advantages have: they are of the rows learnt from, whatever was played.
+
+`step_credit_frac` is the share of rows whose page was met again in their group, and went on to another return: what
+GiGPO's step advantages have to work with, by equal pages and whatever estimator is chosen.
+"""
 
 
 def with_statistics(batch: StepBatch, played: Mapping[str, float]) -> dict[str, float]:

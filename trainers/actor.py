@@ -453,7 +453,8 @@ class Actor(ShardedPolicy):
 class UpdateTotals:
     """Sums of an update's figures, weighted as the loss weights its tokens.
 
-    Losses are means over the mini-batches, as they were minimised; the others are means over tokens. The KL to the
+    So with token-mean each is the mean over the mini-batches of its mean over tokens, as the losses were minimised (a
+    last, smaller mini-batch counts as much as the others), and with seq-mean-token-mean of rows' means. The KL to the
     reference is known wherever there is a reference, whether the loss has it or not, and left out elsewhere.
 
     Sums stay where the tokens are until `metrics`: a GPU need not be waited for.

@@ -21,7 +21,7 @@ from rollout.engines.hf import HFEngine
 from rollout.storage import load_batch
 from trainers.scoring import Pairs
 from trainers.settings import EnvSettings, SettingsError
-from trainers.worlds import open_shop_world
+from trainers.worlds import is_shop, open_shop_world
 from webshop_env.policies import (
     GuidedPolicy,
     LookingPolicy,
@@ -123,6 +123,11 @@ def make_source(name: str, world: World, env: EnvSettings) -> Policy:
     Raises:
         ShopGymError: There is no such policy.
     """
+    if name in _IN_SHOPS and not is_shop(env):
+        raise SettingsError(
+            f"source: {name} plays shops, and env.env_name={env.env_name} is none; take module:name, or a rollout's "
+            ".parquet file"
+        )
     if name in _IN_SHOPS:
         return _IN_SHOPS[name](open_shop_world(env), env.max_steps)
     attribute = import_plugin(name, setting="source")

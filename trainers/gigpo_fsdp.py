@@ -11,6 +11,7 @@ python trainers/gigpo_fsdp.py --explain [key=value ...]        every setting, it
 from __future__ import annotations
 
 import os
+import shlex
 
 if __name__ == "__main__":  # before torch: threads that wait by spinning starve each other on busy cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -133,7 +134,10 @@ def collect(run: Run, update: int, sampling: SamplingParams) -> tuple[StepBatch,
 
 
 def learn(run: Run, update: int, batch: StepBatch) -> dict[str, float]:
-    """Trains on the rows, unless there is nothing to learn: every advantage is 0."""
+    """Trains on the rows, unless there is nothing to learn: every advantage is 0.
+
+    What else is in the loss (KL, entropy) and the optimizer's momentum would move the policy on no evidence then.
+    """
     is_skipped = batch.advantage is not None and not batch.advantage.any()
     metrics = {} if is_skipped else run.actor.update(batch, seed=run.settings.trainer.seed, update=update)
     return metrics | {"actor/update_skipped": float(is_skipped)}
@@ -265,10 +269,10 @@ def report(run: Run, last: Evaluation | None) -> None:
             say(f"checkpoint     {checkpoint} (its policy/ loads with transformers)")
         else:
             say(f"checkpoint     {checkpoint}")
-            say(f"for others     python trainers/export.py checkpoint={checkpoint} out=DIRECTORY")
+            say(f"for others     python trainers/export.py checkpoint={shlex.quote(str(checkpoint))} out=DIRECTORY")
         done, total = run.state.updates_done, run.settings.trainer.total_updates
         more = "" if done < total else f" trainer.total_updates={done + 10}"
-        say(f"go on with     python trainers/gigpo_fsdp.py trainer.resume_from={directory}{more}")
+        say(f"go on with     python trainers/gigpo_fsdp.py trainer.resume_from={shlex.quote(str(directory))}{more}")
 
 
 def main(arguments: list[str]) -> None:

@@ -114,7 +114,7 @@ def test_policies_of_ones_own_show_it_by_name(settings, shop):
         with pytest.raises(ShopGymError, match=message):
             make_source(name, shop, settings.env)
     lake = resolve(["out=x", "env.env_name=FrozenLake-v1"], SftSettings)[0].env
-    with pytest.raises(SettingsError, match="is not a shop"):
+    with pytest.raises(SettingsError, match="plays shops, and env"):
         make_source("oracle", open_world(lake), lake)
 
 
