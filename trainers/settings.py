@@ -783,6 +783,8 @@ def _parse_text(text: str) -> Any:
 
 
 def _parse_value(text: str) -> Any:
+    if re.fullmatch(r"[+-]?0\d+", text):  # to YAML 1.1 an octal number
+        return int(text)
     try:
         value = yaml.safe_load(text) if text else ""
         return text if isinstance(value, datetime.date) else value  # a name such as 2025-01-31 is a text

@@ -123,6 +123,11 @@ def test_numbers_as_published_scripts_write_them():
     assert settings.trainer.logger == ("console",)
 
 
+def test_a_number_may_begin_with_zeros():
+    settings = resolve(["trainer.total_updates=010", "env.success_reward=007"])[0]
+    assert (settings.trainer.total_updates, settings.env.success_reward) == (10, 7.0)
+
+
 @pytest.mark.parametrize(
     "text", ["0012", "1.10", "12:30", "1_000", "0x1F", "on", "no", "~", "2025-01-31", "run #3", "a: b", " x "]
 )
