@@ -58,7 +58,7 @@ class OpenAIEngine:
         Args:
             base_url: Where the API begins, such as http://localhost:8000/v1.
             model: Name of the model there.
-            api_key: Sent as a bearer token; empty sends none.
+            api_key: Sent as a bearer token, without blanks around it; empty sends none.
             num_parallel: Requests under way at once, at most.
             timeout_s: Of one try.
             max_tries: Tries of one request; only what may pass (a busy or restarting server, a lost line) is tried
@@ -67,16 +67,18 @@ class OpenAIEngine:
                 (`Retry-After`) gets that, up to a minute.
 
         Raises:
-            EndpointError: The address is none, or no request could ever be under way.
+            EndpointError: The address is none, the key cannot be sent, or no request could ever be under way.
         """
-        if urlparse(base_url).scheme not in ("http", "https") or not urlparse(base_url).netloc:
+        if not _is_address(base_url):
             raise EndpointError(f"base URL {base_url!r} is no address such as http://localhost:8000/v1")
         if num_parallel < 1:
             raise EndpointError(f"num_parallel must be at least 1, got {num_parallel}")
         self.weight_version = 0
         self._url, self._model = f"{base_url.rstrip('/')}/chat/completions", model
         self._headers = {"Content-Type": "application/json"}
-        if api_key:
+        if api_key := api_key.strip():
+            if not (api_key.isascii() and api_key.isprintable()):  # the key itself is not for logs
+                raise EndpointError("the API key holds a character that is no printable ASCII; copy it again")
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s, self._max_tries, self._first_pause_s = timeout_s, max_tries, first_pause_s
         self._num_parallel = num_parallel
@@ -198,6 +200,14 @@ class OpenAIEngine:
             except (OSError, http.client.HTTPException, ValueError) as error:  # a lost line, a timeout; no JSON
                 problem = str(error) or type(error).__name__
         raise EndpointError(f"{self._url} gave no reply ({problem}); check base URL, model name and API key")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlparse(url)
+    except ValueError:  # such as a bracket that is never closed
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
 def _text_of(message: dict[str, Any]) -> str:

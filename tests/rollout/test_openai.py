@@ -96,9 +96,24 @@ def test_what_an_endpoint_cannot_do_is_refused(engine):
         engine.submit([request(engine, PAGE)], SamplingParams(top_k=3))
     with pytest.raises(EndpointError, match="no address such as"):
         OpenAIEngine("localhost:8000/v1", "shopper")
+    with pytest.raises(EndpointError, match=r"base URL 'http://\[bad' is no address such as"):
+        OpenAIEngine("http://[bad", "shopper")
     with pytest.raises(EndpointError, match="num_parallel must be at least 1, got 0"):
         OpenAIEngine("http://localhost:8000/v1", "shopper", num_parallel=0)
     assert engine.poll() == []
+
+
+@pytest.mark.parametrize("key", ["se\rcret", "se\x00cret", "sécret", "se\u200bcret"])
+def test_a_key_that_no_header_can_carry_is_refused_and_never_quoted(endpoint, key):
+    with pytest.raises(EndpointError, match="the API key holds a character") as caught:
+        OpenAIEngine(endpoint.base_url, "shopper", api_key=key)
+    assert "cret" not in str(caught.value)
+
+
+def test_blanks_around_a_key_are_not_sent(endpoint):
+    ask(OpenAIEngine(endpoint.base_url, "shopper", api_key=" sk-test\r\n", first_pause_s=0.01), PAGE)
+    ask(OpenAIEngine(endpoint.base_url, "shopper", api_key=" \n", first_pause_s=0.01), PAGE)
+    assert endpoint.keys == {"Bearer sk-test", None}
 
 
 def test_nobody_there_and_a_server_that_says_nothing(endpoint):
