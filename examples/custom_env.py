@@ -6,6 +6,7 @@ Train in it: PYTHONPATH=examples python trainers/gigpo_fsdp.py recipe=frozenlake
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import gymnasium
@@ -50,6 +51,7 @@ gymnasium.register(id="Guess-v0", entry_point=GuessEnv)
 register_env(EnvSpec(env_id="Guess-v0", full_view=view, won=won_by_reward, template="no_think"))
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     manager = EnvManager("Guess-v0", 4, EnvConfig(max_steps=9))
     observations = manager.reset([7, 8], group_size=2)
     print(observations.prompts[0])

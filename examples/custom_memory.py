@@ -6,6 +6,8 @@ Train with it: PYTHONPATH=examples python trainers/gigpo_fsdp.py env.memory=cust
 
 from __future__ import annotations
 
+import argparse
+
 import webshop_env
 from env_manager import EnvConfig, EnvManager, MemoryEntry, MemoryLimits, register_memory
 from webshop_env.policies import OraclePolicy
@@ -42,6 +44,7 @@ register_memory("summary", make_summary_memory)
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     shop = webshop_env.open_shop()
     config = EnvConfig(prompt="no_think", memory="summary", history_length=6)
     manager = EnvManager("WebShop-v1", 1, config, {"shop": shop})

@@ -11,11 +11,11 @@ import sys
 import gymnasium
 
 import webshop_env
-from webshop_env.errors import ShopGymError
+from webshop_env.command_line import run_safely
 from webshop_env.policies import RulePolicy
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("goal_index", nargs="?", type=int, default=0)
     goal_index = parser.parse_args().goal_index
@@ -32,11 +32,8 @@ def main() -> None:
         print(f"{action} (reward {reward:g})\n    {observation[:160]}")
         is_over = terminated or truncated
     print(f"score {info['task_score']:.3f}, won: {info['won']}, because {info['reward_breakdown']}")
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_safely(main))

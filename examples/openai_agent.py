@@ -14,11 +14,13 @@ import os
 import sys
 from pathlib import Path
 
+import webshop_env
 from env_manager import EnvConfig, EnvManager
 from rollout import SamplingParams, TrajectoryCollector, save_batch
 from rollout.engines.openai import OpenAIEngine
 from rollout.report import sample_report
 from trainers.files import require_writable
+from webshop_env.command_line import run_safely, say
 from webshop_env.errors import ShopGymError
 
 
@@ -41,7 +43,7 @@ def require_place(path: Path) -> None:
     require_writable(path.parent, setting="--out")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", required=True, help="where the API begins, such as http://localhost:8000/v1")
     parser.add_argument("--model", required=True, help="name of the model at that endpoint")
@@ -53,6 +55,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.out:
         require_place(options.out)
+    shop = webshop_env.open_shop()
+    if options.goals > len(shop.goals):
+        raise ShopGymError(f"--goals must be at most {len(shop.goals)}, the goals of the shop, got {options.goals}")
 
     policy = OpenAIEngine(
         options.base_url,
@@ -60,22 +65,19 @@ def main() -> None:
         api_key=os.environ.get("OPENAI_API_KEY", ""),
         num_parallel=options.parallel,
     )
-    collector = TrajectoryCollector(EnvManager("WebShop-v1", options.goals, EnvConfig(prompt="think")))
+    collector = TrajectoryCollector(EnvManager("WebShop-v1", options.goals, EnvConfig(prompt="think"), {"shop": shop}))
     params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
     try:
         batch = collector.collect(range(options.goals), policy, params, group_size=1, update=0, seed=0)
     finally:
         policy.close()
-    print(sample_report(batch, num_episodes=2, decode=lambda ids: bytes(ids.tolist()).decode()))
+    say(sample_report(batch, num_episodes=2, decode=lambda ids: bytes(ids.tolist()).decode()))
     figures = collector.statistics
-    print(f"success {figures['rollout/success_frac']:.3f}, score {figures['rollout/task_score']:.3f}")
+    say(f"success {figures['rollout/success_frac']:.3f}, score {figures['rollout/task_score']:.3f}")
     if options.out:
-        print(f"{len(batch)} steps saved to {save_batch(batch, options.out)}")
+        say(f"{len(batch)} steps saved to {save_batch(batch, options.out)}")
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_safely(main))

@@ -5,14 +5,16 @@ Run: python examples/scripted_agent.py [rollout.parquet]
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
+from pathlib import Path
 
 from env_manager import EnvConfig, EnvManager
 from rollout import SamplingParams, TrajectoryCollector, save_batch
 from rollout.engines.scripted import ScriptedPolicy
 from rollout.report import sample_report
-from webshop_env.errors import ShopGymError
+from webshop_env.command_line import run_safely, say
 
 NUM_GOALS, GROUP_SIZE = 6, 2
 
@@ -34,23 +36,23 @@ def reply_to(prompt: str, admissible: tuple[str, ...] | None) -> str:
     return f"<action>click[{wanted[num_chosen] if num_chosen < len(wanted) else 'buy now'}]</action>"
 
 
-def main() -> None:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, help="Parquet file for the episodes")
+    out = parser.parse_args().out
     policy = ScriptedPolicy(reply_to)
     manager = EnvManager("WebShop-v1", NUM_GOALS * GROUP_SIZE, EnvConfig(prompt="no_think", max_steps=15))
     collector = TrajectoryCollector(manager)
     batch = collector.collect(
         range(NUM_GOALS), policy, SamplingParams(max_tokens=200), group_size=GROUP_SIZE, update=0, seed=0
     )
-    print(sample_report(batch, num_episodes=2, decode=lambda ids: bytes(i for i in ids.tolist() if i < 256).decode()))
+    say(sample_report(batch, num_episodes=2, decode=lambda ids: bytes(i for i in ids.tolist() if i < 256).decode()))
     for name, value in collector.statistics.items():
-        print(f"{name} = {value:.4g}")
-    if len(sys.argv) > 1:
-        print(f"{len(batch)} steps saved to {save_batch(batch, sys.argv[1])}")
+        say(f"{name} = {value:.4g}")
+    if out:
+        say(f"{len(batch)} steps saved to {save_batch(batch, out)}")
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ShopGymError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_safely(main))

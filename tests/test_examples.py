@@ -26,6 +26,14 @@ def run(*words: str) -> str:
     return done.stdout
 
 
+def refused(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr.splitlines()[-1]
+
+
 @pytest.fixture
 def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -34,9 +42,35 @@ def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_example_is_short_and_says_how_to_run_it() -> None:
     for path in EXAMPLES.glob("custom_*.py"):
         text = path.read_text(encoding="utf-8")
-        assert len(text.splitlines()) < 60, path.name
+        assert len(text.splitlines()) < 65, path.name
         assert text.splitlines()[0].endswith("?") or "? " in text.splitlines()[0]
         assert f"Run: python examples/{path.name}" in text
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_each_example_has_help_and_refuses_what_it_does_not_know(path: Path, tmp_path: Path) -> None:
+    assert run(str(path), "--help").startswith(f"usage: {path.name}")
+    assert not (ROOT / "--help").exists()
+    needed = ["--base-url", "http://127.0.0.1:9/v1", "--model", "none"] if path.stem == "openai_agent" else []
+    assert "unrecognized arguments: --goal-indexes" in refused(str(path), *needed, "--goal-indexes", "3")
+
+
+@pytest.mark.parametrize("number", ["6000", "999999"])
+def test_more_goals_than_there_are_is_said_at_once_with_the_options_name(number: str) -> None:
+    words = ["--base-url", "http://127.0.0.1:9/v1", "--model", "none", "--goals", number]
+    line = refused("examples/openai_agent.py", *words)
+    assert line == f"error: --goals must be at most 5802, the goals of the shop, got {number}"
+
+
+def test_a_reader_that_has_seen_enough_does_not_cost_the_rollout(tmp_path: Path) -> None:
+    command = [sys.executable, "examples/scripted_agent.py", str(tmp_path / "rollout.parquet")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as playing:
+        playing.stdout.close()
+        assert playing.stderr.read() == b""
+    assert playing.returncode == 0 and (tmp_path / "rollout.parquet").exists()
 
 
 def test_a_memory_of_ones_own_shortens_what_is_past() -> None:
