@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
+from gymnasium.wrappers.utils import create_zero_array
 
 MAX_CHARS = 10_000_000
 """Default length: no page and no reply of a model comes near it."""
@@ -18,6 +19,7 @@ class TextSpace(Space[str]):
 
     `gymnasium.spaces.Text` needs a finite alphabet, which no catalogue of the world keeps to. `sample` gives what a
     policy might plausibly write, a search or a click, so that a random walk through `action_space.sample()` moves.
+    As a text has no fixed size, `AsyncVectorEnv` needs `shared_memory=False`.
 
     Args:
         max_chars: Longest text, in characters.
@@ -50,3 +52,9 @@ class TextSpace(Space[str]):
 
     def __repr__(self) -> str:
         return f"TextSpace({self.max_chars})"
+
+
+@create_zero_array.register(TextSpace)
+def _no_text(space: TextSpace) -> str:  # type: ignore[misc]  # the registry is typed for all spaces at once
+    """What Gymnasium's wrappers take for an observation where there is none yet."""
+    return ""
