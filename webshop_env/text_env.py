@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import random
 import string
 from collections import deque
@@ -86,6 +87,8 @@ class EnvSettings:
             check_whole(name, getattr(self, name), least)
         if isinstance(self.success_reward, bool) or not isinstance(self.success_reward, int | float | np.number):
             raise ShopGymError(f"success_reward must be a number, got {self.success_reward!r}")
+        if not -math.inf < self.success_reward < math.inf:
+            raise ShopGymError(f"success_reward must be finite, got {self.success_reward!r}")
         _check("show_attrs", self.show_attrs, (False, True))
         if not isinstance(self.session_prefix, str):
             raise ShopGymError(f"session_prefix must be a text, got {self.session_prefix!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -114,6 +115,7 @@ def test_reset_refuses_what_is_no_goal_in_one_line(options, message):
         ({"reward": "dense"}, "reward must be one of None, score, sparse, got 'dense'"),
         ({"split": "dev"}, "split must be one of None, train, eval, test, all, got 'dev'"),
         ({"render_mode": "human"}, "render_mode must be one of None, ansi"),
+        *(({"success_reward": n}, f"success_reward must be finite, got {n}") for n in (math.nan, math.inf, -math.inf)),
         ({"preseed": 3}, "preseed belongs to WebShop-v0"),
         ({"variant": "verl"}, "variant='verl' belongs to WebShop-v0"),
         ({"goals": "robot"}, "goals must be one of"),
