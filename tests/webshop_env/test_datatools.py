@@ -76,6 +76,27 @@ def test_check_prints_the_report_and_says_which_rows_are_odd(folder: Path, capsy
     assert json.loads(capsys.readouterr().out)["num_rows"] == 3
 
 
+def test_check_shows_each_kind_of_odd_row_however_many_there_are_of_one(folder: Path, capsys):
+    rows = [row(f"B0000001{i:02}", "Mug", images=[]) for i in range(30)]
+    rows += [row("B000000201", "Mug", pricing="EUR 5"), row("B000000202", ""), row("B000000201", "Twin")]
+    (folder / "items_shuffle.json").write_text(json.dumps(rows))
+    assert CHECK.main([str(folder)]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    row ")]
+    assert [line.split()[1] for line in shown] == [*map(str, range(17)), "30", "31", "32"]
+    assert CHECK.main([str(folder), "--show", "2"]) == 0
+    assert "    row 0 B000000100: images: there is no picture [repaired]\n    row 30" in capsys.readouterr().out
+
+
+def test_check_counts_instructions_for_what_is_not_for_sale(folder: Path, capsys):
+    assert check_catalogue(folder)["goals"]["human"]["num_asins_unknown"] == 0
+    human = [{"instruction": "a mug", "instruction_attributes": ["tea safe"], "instruction_options": []}]
+    (folder / "items_human_ins.json").write_text(json.dumps({"B000000001": human, "GONE1": human, "GONE2": human}))
+    assert CHECK.main([str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("  goals     1 human, of 1 products")
+    assert lines[place + 1] == "            instructions for 2 asins that are not for sale here"
+
+
 def test_the_installed_command_is_the_same(folder: Path, capsys):
     assert shopgym(["data", "check"]) == 0
     assert "1000: 1000 products, 0 skipped, 0 repaired" in capsys.readouterr().out

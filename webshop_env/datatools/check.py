@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from webshop_env.catalog import Catalog, load_catalog
+from webshop_env.catalog import Catalog, find_files, load_catalog
 from webshop_env.command_line import say
 from webshop_env.datatools.command import Command
 from webshop_env.errors import ShopGymError
 from webshop_env.goals import SPLITS, build_goals, split_indexes
+from webshop_env.json_stream import iter_object
 from webshop_env.nouns import can_tag
 from webshop_env.shop import EMBEDDED_CATALOGUE, index_file
 
@@ -55,8 +56,17 @@ def _check_goals(catalog: Catalog, kind: str) -> dict[str, Any]:
     return {
         "num_goals": len(goal_list.goals),
         "num_products_with_goals": len(set(goal_list.columns.rows.tolist())),
+        "num_asins_unknown": _num_asins_unknown(catalog, kind),
         "splits": {cut: {name: len(arrays[name]) for name in SPLITS} for cut, arrays in indexes.items()},
     }
+
+
+def _num_asins_unknown(catalog: Catalog, kind: str) -> int:
+    """Asins of the instruction file that no product for sale has: what is said of them makes no goal."""
+    files = find_files(catalog.directory)
+    path = files.human if kind == "human" else files.instructions
+    known = set(catalog.asin_in_files.values())
+    return sum(asin not in known for asin, _ in iter_object(path)) if path else 0
 
 
 def _check_nouns(catalog: Catalog) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def _check_nouns(catalog: Catalog) -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any], *, num_shown: int) -> str:
-    """The report for people, with the first `num_shown` odd rows."""
+    """The report for people, with `num_shown` odd rows, of which each kind has one if there is room."""
     lines = [
         f"{report['directory']} as WebShop-{report['version']}",
         f"  hash      {report['catalogue_hash']}",
@@ -76,6 +86,8 @@ def as_text(report: dict[str, Any], *, num_shown: int) -> str:
     ]
     for kind, goals in report["goals"].items():
         lines.append(f"  goals     {goals['num_goals']} {kind}, of {goals['num_products_with_goals']} products")
+        if goals["num_asins_unknown"]:
+            lines.append(f"            instructions for {goals['num_asins_unknown']} asins that are not for sale here")
         for cut, sizes in goals["splits"].items() if goals["num_goals"] else ():
             parts = ", ".join(f"{name} {sizes[name]}" for name in ("train", "eval", "test"))
             lines.append(f"  split     by {cut}: {parts}")
@@ -89,12 +101,19 @@ def as_text(report: dict[str, Any], *, num_shown: int) -> str:
     odd = report["warning_list"]
     if odd:
         lines.append("  odd rows  " + ", ".join(f"{kind} {count}" for kind, count in report["warnings"].items()))
-    for warning in odd[:num_shown]:
+    for warning in _shown(odd, num_shown):
         fate = "skipped" if warning["is_skipped"] else "repaired"
         lines.append(f"    row {warning['row']} {warning['asin']}: {warning['kind']}: {warning['detail']} [{fate}]")
     if len(odd) > num_shown:
         lines.append(f"    and {len(odd) - num_shown} more (--show N, or --json for all)")
     return "\n".join(lines)
+
+
+def _shown(odd: list[dict[str, Any]], num_shown: int) -> list[dict[str, Any]]:
+    """The first of each kind and then the first of all, in file order: many of one kind hide no other kind."""
+    firsts = set({warning["kind"]: place for place, warning in reversed(list(enumerate(odd)))}.values())
+    places = sorted(range(len(odd)), key=lambda place: (place not in firsts, place))
+    return [odd[place] for place in sorted(places[:num_shown])]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
