@@ -452,19 +452,19 @@ def _synthetic(path: Path, asin: str, record: Any) -> Instruction | None:
 
 def _human(path: Path, asin: str, records: Any) -> tuple[Instruction, ...]:
     try:
-        return tuple(
-            Instruction(
-                record["instruction"].strip("."),
-                tuple(map(str, record["instruction_attributes"])),
-                tuple(map(str, record["instruction_options"])),
-            )
-            for record in records
-        )
+        wishes = [(r["instruction"].strip("."), r["instruction_attributes"], r["instruction_options"]) for r in records]
     except (TypeError, KeyError, AttributeError) as error:
         raise CatalogError(
             f"{path}: product {asin}: each entry needs instruction, instruction_attributes and "
             f"instruction_options ({type(error).__name__}: {error})"
         ) from error
+    # A text would come apart into its letters and an object into its keys: goals that nobody can win.
+    if not all(isinstance(attributes, list) and isinstance(options, list) for _, attributes, options in wishes):
+        raise CatalogError(
+            f"{path}: product {asin}: instruction_attributes and instruction_options must be lists of texts; correct "
+            "the entry or leave it out"
+        )
+    return tuple(Instruction(text, tuple(map(str, attrs)), tuple(map(str, options))) for text, attrs, options in wishes)
 
 
 def noun_cache_file(catalogue_hash: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from webshop_env.catalog import Catalog, index_document, load_catalog, read_pricing, shown_price
+from webshop_env.catalog import Catalog, Instruction, index_document, load_catalog, read_pricing, shown_price
 from webshop_env.errors import CatalogError
 
 
@@ -220,6 +220,33 @@ def test_a_missing_or_malformed_file_is_one_line_that_names_it(tmp_path):
     (tmp_path / "items_shuffle.json").mkdir()
     with pytest.raises(CatalogError, match=r"items_shuffle\.json: cannot be read"):
         load_catalog(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["instruction_attributes", "instruction_options"])
+@pytest.mark.parametrize("value", ["red", {"color": "red"}, "", None, 7])
+def test_a_human_instruction_needs_lists_lest_a_text_becomes_its_letters(tmp_path, key, value):
+    human = {"instruction": "a red mug.", "instruction_attributes": ["tea safe"], "instruction_options": ["red"]}
+    path = tmp_path / "items_human_ins.json"
+    path.write_text(json.dumps({"B01": [human]}))
+    assert load(tmp_path, [row("B01")]).human_instructions["B01"] == (
+        Instruction("a red mug", ("tea safe",), ("red",)),
+    )
+    path.write_text(json.dumps({"B01": [human, {**human, key: value}]}))
+    with pytest.raises(CatalogError, match=r"items_human_ins\.json: product B01: instruction_attributes and") as caught:
+        load(tmp_path, [row("B01")])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_told_and_stays_as_published(tmp_path, name):
+    catalog = load(tmp_path, [row("B01", name=name)])
+    assert catalog.products["B01"].title == name and catalog.warning_counts == {"name": 1}
+
+
+def test_a_home_directory_may_be_written_short(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    load(tmp_path, [row("B01")])
+    assert load_catalog("~").directory == tmp_path
 
 
 def test_the_published_file_loads_whole(reference_dir):
