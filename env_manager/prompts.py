@@ -85,9 +85,9 @@ def load_template(name: str) -> Template:
     packaged = files("env_manager") / "templates" / f"{name}.txt"
     if re.fullmatch(r"\w{1,100}", name) and packaged.is_file():
         text = packaged.read_text(encoding="utf-8")
-    elif os.path.isfile(name):
+    elif os.path.isfile(path := os.path.expanduser(name)):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ShopGymError(f"env.prompt: the template file {name} cannot be read: {error}") from None
     else:

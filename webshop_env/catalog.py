@@ -129,7 +129,7 @@ def find_files(data_dir: str | Path, num_products: int | None = None) -> Catalog
         CatalogError: There is no such directory, a file is missing, or `num_products` is under 1.
     """
     try:
-        directory = Path(data_dir)
+        directory = Path(os.path.expanduser(data_dir))
     except TypeError:
         raise CatalogError(f"data_dir must be a directory's path, got {data_dir!r}") from None
     try:

@@ -231,7 +231,7 @@ def open_shop(
         raise ShopGymError("preseed and variant belong to version v0: v1 draws nothing")
     return _reopen(
         {
-            "data_dir": str(EMBEDDED_CATALOGUE if data_dir is None else Path(data_dir).resolve()),
+            "data_dir": str(EMBEDDED_CATALOGUE if data_dir is None else Path(os.path.expanduser(data_dir)).resolve()),
             "version": version,
             "goals": goals,
             "split_by": split_by,

@@ -261,3 +261,9 @@ def test_a_file_that_is_no_text_is_no_template(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(b"projection: \xff")
     with pytest.raises(ShopGymError, match=r"mine\.txt cannot be read"):
         load_template(str(tmp_path / "mine.txt"))
+
+
+def test_a_template_file_in_the_home_directory_may_be_written_short(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.txt").write_text(f"{HEAD}--- first\nmine\n--- later\nmine\n")
+    assert load_template("~/mine.txt").first == "mine"

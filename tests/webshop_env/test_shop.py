@@ -172,3 +172,8 @@ def test_a_warm_score_costs_microseconds(reference_dir: Path):
     shop.score(goal, goal.asin, goal.options)
     seconds = min(timeit.repeat(lambda: shop.score(goal, goal.asin, goal.options), number=200, repeat=5)) / 200
     assert seconds < 200e-6
+
+
+def test_a_home_directory_may_be_written_short(data_dir: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(data_dir))
+    assert open_shop("~") is open_shop(data_dir)
