@@ -377,8 +377,6 @@ def _prices_corrected(text: str, note: _Note) -> tuple[float, ...]:
 def _text(record: Mapping[str, Any], key: str, note: _Note, *, instead: str = "") -> str:
     value = record.get(key)
     if isinstance(value, str):
-        if instead and not value.strip():
-            note(key, f"{key} is empty; left as it is, because the published data has such a row")
         return value
     note(key, f"{key} is {'missing' if value is None else type(value).__name__}; {instead!r} is used")
     return instead if value is None else str(value)

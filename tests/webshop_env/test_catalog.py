@@ -237,12 +237,6 @@ def test_a_human_instruction_needs_lists_lest_a_text_becomes_its_letters(tmp_pat
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", " "])
-def test_an_empty_name_is_told_and_stays_as_published(tmp_path, name):
-    catalog = load(tmp_path, [row("B01", name=name)])
-    assert catalog.products["B01"].title == name and catalog.warning_counts == {"name": 1}
-
-
 def test_a_home_directory_may_be_written_short(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     load(tmp_path, [row("B01")])

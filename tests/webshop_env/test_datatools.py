@@ -78,7 +78,7 @@ def test_check_prints_the_report_and_says_which_rows_are_odd(folder: Path, capsy
 
 def test_check_shows_each_kind_of_odd_row_however_many_there_are_of_one(folder: Path, capsys):
     rows = [row(f"B0000001{i:02}", "Mug", images=[]) for i in range(30)]
-    rows += [row("B000000201", "Mug", pricing="EUR 5"), row("B000000202", ""), row("B000000201", "Twin")]
+    rows += [row("B000000201", "Mug", pricing="EUR 5"), row("B000000202", None), row("B000000201", "Twin")]
     (folder / "items_shuffle.json").write_text(json.dumps(rows))
     assert CHECK.main([str(folder)]) == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    row ")]
