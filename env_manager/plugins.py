@@ -15,7 +15,7 @@ def import_plugin(name: str, *, setting: str) -> str:
         setting: Whose value it is, for the error.
 
     Raises:
-        ShopGymError: There is no such module on the Python path.
+        ShopGymError: There is no such module on the Python path, or none of those that it imports.
     """
     module, colon, bare_name = name.partition(":")
     if not colon:
@@ -25,6 +25,11 @@ def import_plugin(name: str, *, setting: str) -> str:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
+        if error.name and not f"{module}.".startswith(f"{error.name}."):
+            raise ShopGymError(
+                f"{setting}: {name!r}: the module {module!r} was found, but {error.name!r}, which is imported with it, "
+                f"was not; install {error.name.partition('.')[0]!r} or take the import out"
+            ) from None
         raise ShopGymError(
             f"{setting}: {name!r} wants the module {module!r} ({error}); "
             "install it or put its directory into PYTHONPATH"

@@ -78,6 +78,13 @@ def test_a_memory_of_ones_own_is_chosen_by_its_name(tmp_path: Path, monkeypatch:
         make_memory("nowhere_at_all:one", MemoryLimits())
 
 
+def test_a_module_that_lacks_one_of_its_imports_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory_with_needs.py").write_text("import nowhere_at_all.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ShopGymError, match=r"'memory_with_needs' was found, but 'nowhere_at_all'.*install 'nowhere_at"):
+        make_memory("memory_with_needs:one", MemoryLimits())
+
+
 def test_an_unknown_memory_is_named() -> None:
     with pytest.raises(ShopGymError, match=r"env\.memory.*'elephant'.*history"):
         make_memory("elephant", MemoryLimits())
