@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from env_manager.memory import Memory, MemoryEntry, MemoryLimits, make_memory
+from env_manager.memory import Memory, MemoryEntry, MemoryLimits, fetched, make_memory
 from env_manager.projection import CHINESE_TEXT, PROJECTIONS, REPLY_CUT, ParsedReply
 from env_manager.prompts import Prompt, Template, build_prompt, load_template, whole_prompt
 from env_manager.registry import EnvSpec, View, get_env_spec
@@ -331,7 +331,7 @@ class EnvManager:
         if config.encode_ahead is not None and config.max_prompt_tokens is not None:
             config.encode_ahead(
                 [
-                    whole_prompt(self.template, slot.view, slot.memory.fetch(), step_number=slot.num_steps + 1)
+                    whole_prompt(self.template, slot.view, fetched(slot.memory), step_number=slot.num_steps + 1)
                     for slot in live
                 ]
             )
@@ -341,7 +341,7 @@ class EnvManager:
             slot.prompt = build_prompt(
                 self.template,
                 slot.view,
-                slot.memory.fetch(),
+                fetched(slot.memory),
                 step_number=slot.num_steps + 1,
                 count_tokens=config.count_tokens,
                 max_tokens=config.max_prompt_tokens,

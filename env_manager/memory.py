@@ -6,13 +6,14 @@ A memory of one's own is a class with `reset`, `store` and `fetch`, made known b
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from env_manager.plugins import import_plugin
-from env_manager.types import TokenCounter
+from env_manager.types import TokenCounter, one_line
 from webshop_env.errors import ShopGymError
 
 
@@ -110,7 +111,17 @@ _MEMORIES: dict[str, MemoryMaker] = {
 
 
 def register_memory(name: str, make: MemoryMaker) -> None:
-    """Makes a memory known under a name, for `env.memory`; a later one replaces it."""
+    """Makes a memory known under a name, for `env.memory`; a later one replaces it.
+
+    Raises:
+        ShopGymError: `make` is no function of a `MemoryLimits`.
+    """
+    try:
+        inspect.signature(make).bind(MemoryLimits())
+    except TypeError as error:
+        raise ShopGymError(
+            f"register_memory: {name!r} needs a function from MemoryLimits to a memory, not {one_line(make)} ({error})"
+        ) from None
     _MEMORIES[name] = make
 
 
@@ -118,7 +129,7 @@ def make_memory(name: str, limits: MemoryLimits) -> Memory:
     """One memory of the named kind; "module:name" imports the module that registers it first.
 
     Raises:
-        ShopGymError: no memory has this name.
+        ShopGymError: no memory has this name, or what is made is none.
     """
     known = import_plugin(name, setting="env.memory")
     if known not in _MEMORIES:
@@ -126,4 +137,22 @@ def make_memory(name: str, limits: MemoryLimits) -> Memory:
             f"env.memory: no memory is called {known!r}; there are {', '.join(sorted(_MEMORIES))}; one of your own "
             "is named with the module that registers it, as in custom_memory:summary"
         )
-    return _MEMORIES[known](limits)
+    memory = _MEMORIES[known](limits)
+    missing = [method for method in ("reset", "store", "fetch") if not callable(getattr(memory, method, None))]
+    if missing:
+        raise ShopGymError(f"env.memory: {name!r} makes something without {', '.join(missing)}: {one_line(memory)}")
+    return memory
+
+
+def fetched(memory: Memory) -> Sequence[MemoryEntry]:
+    """What a memory lets the next prompt show.
+
+    Raises:
+        ShopGymError: They are no list of entries.
+    """
+    entries = memory.fetch()
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, MemoryEntry) for entry in entries):
+        raise ShopGymError(
+            f"env.memory: fetch of {type(memory).__name__} must return a list of MemoryEntry, got {one_line(entries)}"
+        )
+    return entries

@@ -32,3 +32,8 @@ class PageView:
     def taken(self) -> tuple[str, ...]:
         """`admissible` without what is `refused`."""
         return tuple(action for action in self.admissible if action not in self.refused)
+
+
+def one_line(value: object) -> str:
+    """A value that somebody's code gave, as much of it as an error message has room for."""
+    return " ".join(repr(value).split())[:80]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from env_manager.memory import FullMemory, HistoryMemory, MemoryEntry, MemoryLimits, make_memory
+from env_manager import EnvConfig, EnvManager
+from env_manager import memory as memory_module
+from env_manager.memory import FullMemory, HistoryMemory, MemoryEntry, MemoryLimits, make_memory, register_memory
 from webshop_env.errors import ShopGymError
 
 
@@ -83,6 +87,41 @@ def test_a_module_that_lacks_one_of_its_imports_is_told_apart(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ShopGymError, match=r"'memory_with_needs' was found, but 'nowhere_at_all'.*install 'nowhere_at"):
         make_memory("memory_with_needs:one", MemoryLimits())
+
+
+@pytest.mark.parametrize("make", [HistoryMemory(1), lambda: HistoryMemory(1), None])
+def test_what_makes_no_memory_from_limits_is_refused(make: Any) -> None:
+    with pytest.raises(ShopGymError, match=r"^register_memory: 'odd' needs a function from MemoryLimits to a memory"):
+        register_memory("odd", make)
+
+
+class OddMemory(HistoryMemory):
+    """Fetches what it was told to."""
+
+    fetched: Any = None
+
+    def fetch(self) -> Any:
+        return self.fetched
+
+
+@pytest.fixture
+def own_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    return lambda make: monkeypatch.setitem(memory_module._MEMORIES, "odd", make)
+
+
+def test_a_memory_without_its_methods_is_refused(own_memory: Callable[[Any], None]) -> None:
+    own_memory(lambda limits: object())
+    with pytest.raises(ShopGymError, match=r"^env\.memory: 'odd' makes something without reset, store, fetch: <object"):
+        EnvConfig(memory="odd")
+
+
+@pytest.mark.parametrize("fetched", [None, "text", ["text"]])
+def test_what_a_memory_fetches_must_be_entries(own_memory: Callable[[Any], None], fetched: Any) -> None:
+    own_memory(lambda limits: OddMemory(1))
+    OddMemory.fetched = fetched
+    manager = EnvManager("FrozenLake-v1", 1, EnvConfig(memory="odd"))
+    with pytest.raises(ShopGymError, match=r"^env\.memory: fetch of OddMemory must return a list of MemoryEntry, got "):
+        manager.reset([0])
 
 
 def test_an_unknown_memory_is_named() -> None:
