@@ -18,7 +18,7 @@ from env_manager.projection import CHINESE_TEXT, PROJECTIONS, REPLY_CUT, ParsedR
 from env_manager.prompts import Prompt, Template, build_prompt, load_template, whole_prompt
 from env_manager.registry import EnvSpec, View, get_env_spec
 from env_manager.types import PageView, TokenCounter
-from env_manager.vector import make_vector_env
+from env_manager.vector import info_of, make_vector_env
 from webshop_env.errors import ShopGymError
 
 # Dimensions: B slots (environments) of the manager, S slots of one step.
@@ -220,7 +220,7 @@ class EnvManager:
             texts, infos = self.vector_env.reset(options={self.spec.goal_option: np.asarray(padded, dtype=np.int32)})
         memories = [self.config.make_memory() for _ in padded]
         self._slots = [
-            self._slot(texts[s], _info_of(infos, s), memories[s], is_live=s < len(goals)) for s in range(self.num_envs)
+            self._slot(texts[s], info_of(infos, s), memories[s], is_live=s < len(goals)) for s in range(self.num_envs)
         ]
         for slot in self._slots:
             slot.memory.reset()
@@ -272,7 +272,7 @@ class EnvManager:
             observations=None,  # type: ignore[arg-type]  # made below, once the slots are up to date
         )
         for s, index in enumerate(chosen):
-            slot, info = self._slots[index], _info_of(infos, index)
+            slot, info = self._slots[index], info_of(infos, index)
             terminated = bool(terminations[index])
             slot.num_steps += 1
             slot.memory.store(MemoryEntry(slot.num_steps, slot.view.anchor, actions[s]))
@@ -373,8 +373,3 @@ class EnvManager:
                 raise ShopGymError(f"there is no slot {slot}; the manager has {self.num_envs}")
             if not self._slots[slot].is_live:
                 raise ShopGymError(f"slot {slot} is finished; reset before stepping it again")
-
-
-def _info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
-    """The info of one slot out of a vector environment's dict of arrays."""
-    return {key: values[slot] for key, values in infos.items() if not key.startswith("_")}

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from env_manager.vector import make_vector_env
+from env_manager.vector import Absent, info_of, make_vector_env
 from webshop_env.errors import ShopGymError
 
 # Dimensions: B slots in all; a shard has the slots first … last - 1 of them.
@@ -162,8 +162,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv):
     def _infos(self) -> dict[str, Any]:
         infos = {}
         for key in dict.fromkeys(key for shard in self._shards for key in shard.infos):
-            blanks = (np.full(shard.last - shard.first, None, dtype=object) for shard in self._shards)
-            columns = [shard.infos.get(key, blank) for shard, blank in zip(self._shards, blanks, strict=True)]
+            columns = [_column(shard.infos, key, shard.last - shard.first) for shard in self._shards]
             infos[key] = np.concatenate(columns)
         failed = np.concatenate([shard.failed for shard in self._shards])
         if failed.any():
@@ -282,7 +281,12 @@ class _Shard:
         for slot in slots:
             self.observations[slot] = observations[slot]
             self.terminations[slot], self.truncations[slot] = terminations[slot], truncations[slot]
-        self.infos = {key: np.where(self.failed, self.infos.get(key, new), new) for key, new in infos.items()}
+        if self.failed.any():
+            infos = {
+                key: np.where(self.failed, _column(self.infos, key, len(row)), _column(infos, key, len(row)))
+                for key in self.infos | infos
+            }
+        self.infos = infos
         self._rows.append(row)
         self._seen.append(_records(slots, *outcome))
         return np.where(self.failed, 0.0, rewards)
@@ -362,6 +366,11 @@ class _Shard:
             self.truncations[slot] = not self.terminations[slot]
 
 
+def _column(infos: Mapping[str, np.ndarray], key: str, num: int) -> np.ndarray:
+    """What a shard's slots gave under a key, whether any of them did or not."""
+    return infos[key] if key in infos else np.full(num, Absent, dtype=object)
+
+
 def _records(
     slots: Sequence[int], observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: dict[str, Any]
 ) -> dict[int, tuple[Any, ...]]:
@@ -372,7 +381,7 @@ def _records(
             float(rewards[slot]),
             bool(terminations[slot]),
             bool(truncations[slot]),
-            {key: values[slot] for key, values in infos.items()},
+            info_of(infos, slot),
         )
         for slot in slots
     }

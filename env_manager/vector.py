@@ -10,12 +10,16 @@ import gymnasium
 import numpy as np
 
 
+class Absent:
+    """Stands in a column of infos for a slot whose environment gave no such key; a class is itself in every process."""
+
+
 class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
     """Steps only the slots that get an action; `None` leaves a slot as it is.
 
     Gymnasium's `SyncVectorEnv` steps every slot in every call, also those whose episode is over. This is the
     contract of the shop's own vector environment, for environments that have none: observations as a tuple, infos as
-    a dict of object arrays that hold the latest value of every slot.
+    a dict of object arrays that hold the latest value of every slot, or `Absent`; `info_of` reads them.
     """
 
     def __init__(self, env: gymnasium.vector.SyncVectorEnv) -> None:
@@ -54,9 +58,15 @@ class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
         for key in keys:
             column = np.empty(self.num_envs, dtype=object)
             for slot, info in enumerate(self._infos):
-                column[slot] = info.get(key)
+                column[slot] = info.get(key, Absent)
             collected[key] = column
         return collected
+
+
+def info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
+    """The info of one slot out of a vector environment's dict of arrays, with the keys that its environment gave."""
+    own = {key: values[slot] for key, values in infos.items() if not key.startswith("_")}
+    return {key: value for key, value in own.items() if value is not Absent}
 
 
 def make_vector_env(
