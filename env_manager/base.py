@@ -17,8 +17,8 @@ from env_manager.memory import Memory, MemoryEntry, MemoryLimits, fetched, make_
 from env_manager.projection import CHINESE_TEXT, PROJECTIONS, REPLY_CUT, ParsedReply
 from env_manager.prompts import Prompt, Template, build_prompt, load_template, whole_prompt
 from env_manager.registry import EnvSpec, View, get_env_spec
-from env_manager.types import PageView, TokenCounter
-from env_manager.vector import info_of, make_vector_env
+from env_manager.types import PageView, TokenCounter, one_line, require_page_view
+from env_manager.vector import finite_number, info_of, make_vector_env
 from webshop_env.errors import ShopGymError
 
 # Dimensions: B slots (environments) of the manager, S slots of one step.
@@ -175,7 +175,13 @@ class EnvManager:
         self.config = config or EnvConfig()
         self.num_envs = num_envs
         self.template: Template = load_template(self.config.prompt or self.spec.template)
-        self._projection = PROJECTIONS[self.spec.projection or self.template.projection]
+        projection = self.spec.projection or self.template.projection
+        if projection not in PROJECTIONS:
+            raise ShopGymError(
+                f"EnvSpec.projection of {self.spec.env_id}: no projection is called {projection!r}; "
+                f"there are {', '.join(sorted(PROJECTIONS))}"
+            )
+        self._projection = PROJECTIONS[projection]
         self._view: View = _view(self.spec, self.template)
         kwargs = {**self.spec.env_kwargs, **(env_kwargs or {})}
         if self.spec.max_steps_kwarg:
@@ -274,9 +280,10 @@ class EnvManager:
         for s, index in enumerate(chosen):
             slot, info = self._slots[index], info_of(infos, index)
             terminated = bool(terminations[index])
+            reward = finite_number(rewards[index], f"{self.spec.env_id}: the reward of {one_line(actions[s])}")
             slot.num_steps += 1
             slot.memory.store(MemoryEntry(slot.num_steps, slot.view.anchor, actions[s]))
-            won = terminated and bool(self.spec.won(float(rewards[index]), terminated, info))
+            won = terminated and bool(self.spec.won(reward, terminated, info))
             is_possible = bool(info.get("action_possible", actions[s] in slot.view.admissible))
             result.reasons.append(str(info.get("reason") or ("" if is_possible else "not offered by the page")))
             result.action_possible[s] = is_possible
@@ -286,10 +293,12 @@ class EnvManager:
             )
             result.failed[s] = bool(info.get("failed", False))
             result.won[s] = won
-            result.task_score[s] = float(info.get("task_score", won)) if terminated else 0.0
-            result.reward[s] = self._reward(float(rewards[index]), won)
+            if terminated:
+                score = info.get("task_score", won)
+                result.task_score[s] = finite_number(score, f'{self.spec.env_id}: "task_score" of an info')
+            result.reward[s] = self._reward(reward, won)
             slot.is_live = not (terminated or result.truncated[s])
-            slot.observation, slot.info, slot.view = texts[index], info, self._view(texts[index], info)
+            slot.observation, slot.info, slot.view = texts[index], info, self._view_of(texts[index], info)
         self._prepare_prompts([self._slots[index] for index in chosen])
         result.observations = self._observations()
         return result
@@ -311,7 +320,17 @@ class EnvManager:
         self.vector_env.close()
 
     def _slot(self, observation: str, info: dict[str, Any], memory: Memory, *, is_live: bool) -> _Slot:
-        return _Slot(observation, info, self._view(observation, info), memory, is_live=is_live)
+        return _Slot(observation, info, self._view_of(observation, info), memory, is_live=is_live)
+
+    def _view_of(self, observation: str, info: dict[str, Any]) -> PageView:
+        if not isinstance(observation, str):
+            raise ShopGymError(
+                f"{self.spec.env_id}: an observation must be a text, got {one_line(observation)}; put a wrapper around "
+                "the environment that makes it one (EnvSpec.wrappers)"
+            )
+        view = self._view(observation, info)
+        require_page_view(view, self.spec.env_id)
+        return view
 
     def _parsed(self, reply: str) -> ParsedReply:
         parsed = self._projection(reply)

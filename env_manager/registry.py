@@ -23,7 +23,16 @@ SuccessRule = Callable[[float, bool, Mapping[str, Any]], bool]
 
 
 def won_by_info(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
-    """The environment says so itself: `info["won"]`."""
+    """The environment says so itself: `info["won"]`.
+
+    Raises:
+        ShopGymError: It does not.
+    """
+    if "won" not in info:
+        raise ShopGymError(
+            'EnvSpec.won: the info of an episode\'s last step has no "won", by which success is told unless the spec '
+            "says otherwise; put it there, or give the spec won=won_by_reward (env_manager.registry)"
+        )
     return bool(info["won"])
 
 
@@ -54,7 +63,7 @@ class EnvSpec:
     max_steps_kwarg: str | None = None
     """Constructor setting that takes the most steps of an episode, where there is one."""
     wrappers: tuple[Callable[[gymnasium.Env], gymnasium.Env], ...] = ()
-    """Put around each environment, for ids without an own vector environment."""
+    """Put around each environment; refused for ids with an own vector environment, such as the shops."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Constructor settings that this use of the environment needs."""
 

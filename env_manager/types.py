@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from webshop_env.errors import ShopGymError
+
 TokenCounter = Callable[[str], int]
 """Tokens of a whole prompt as the policy will see it, chat template included."""
 
@@ -37,3 +39,35 @@ class PageView:
 def one_line(value: object) -> str:
     """A value that somebody's code gave, as much of it as an error message has room for."""
     return " ".join(repr(value).split())[:80]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
+
+
+def _is_set(value: object) -> bool:
+    return isinstance(value, frozenset | set)
+
+
+_FIELD_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("task", "anchor", "joiner"), (_is_text, "a text")),
+    **dict.fromkeys(("pieces", "admissible"), (_are_texts, "a tuple of texts")),
+    **dict.fromkeys(("protected", "refused"), (_is_set, "a frozenset")),
+}
+
+
+def require_page_view(view: object, env_id: str) -> None:
+    """Refuses what a view of somebody's environment made wrong before it shows as odd prompts and actions.
+
+    Raises:
+        ShopGymError: It is no `PageView`, or a field has not its type.
+    """
+    if not isinstance(view, PageView):
+        raise ShopGymError(f"{env_id}: its view must return a PageView, got {one_line(view)}")
+    for name, (is_right, type_name) in _FIELD_TYPES.items():
+        if not is_right(value := getattr(view, name)):
+            raise ShopGymError(f"{env_id}: its view must give PageView.{name} as {type_name}, got {one_line(value)}")

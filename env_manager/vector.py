@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
+import math
+import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+
+from env_manager.plugins import import_plugin
+from env_manager.types import one_line
+from webshop_env.errors import ShopGymError
+
+_WRONG_SETTINGS = re.compile(r"unexpected keyword argument|missing \d+ required")
+"""What Python says of a call that does not fit a constructor."""
+_PARTS = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
 
 
 class Absent:
@@ -35,7 +48,8 @@ class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         for slot, env in enumerate(self._envs):
             own = {key: values[slot] for key, values in (options or {}).items()}
-            self._observations[slot], self._infos[slot] = env.reset(seed=seeds[slot], options=own or None)
+            begun = _given(env, "reset", seed=seeds[slot], options=own or None)
+            self._observations[slot], self._infos[slot] = begun
         return tuple(self._observations), self._collected_infos()
 
     def step(
@@ -47,9 +61,10 @@ class RestingSyncVectorEnv(gymnasium.vector.VectorWrapper):
         for slot, action in enumerate(actions):
             if action is None:
                 continue
-            observation, reward, terminated, truncated, info = self._envs[slot].step(action)
-            self._observations[slot], self._infos[slot] = observation, info
-            rewards[slot], terminations[slot], truncations[slot] = reward, terminated, truncated
+            env = self._envs[slot]
+            taken = _given(env, "step", action)
+            self._observations[slot], reward, terminations[slot], truncations[slot], self._infos[slot] = taken
+            rewards[slot] = finite_number(reward, f"{_name(env)}: the reward of {one_line(action)}")
         return tuple(self._observations), rewards, terminations, truncations, self._collected_infos()
 
     def _collected_infos(self) -> dict[str, np.ndarray]:
@@ -69,6 +84,45 @@ def info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
     return {key: value for key, value in own.items() if value is not Absent}
 
 
+def finite_number(value: Any, what: str) -> float:
+    """A number that an environment gave, as a float.
+
+    Raises:
+        ShopGymError: It is none, or not finite; learning from it would spoil the weights much later.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ShopGymError(f"{what} must be a finite number, got {one_line(value)}")
+    return number
+
+
+def _name(env: gymnasium.Env) -> str:
+    return env.spec.id if env.spec else type(env.unwrapped).__name__
+
+
+def _given(env: gymnasium.Env, method: str, *arguments: Any, **settings: Any) -> tuple[Any, ...]:
+    """What an environment's `reset` or `step` returns, in the form that Gymnasium asks for."""
+    must = f"{method} must return the tuple ({', '.join(_PARTS[method])}) with a dict as info"
+    try:
+        given = getattr(env, method)(*arguments, **settings)
+    except (AssertionError, ValueError) as error:
+        if not _is_of_gymnasium(error):
+            raise
+        raise ShopGymError(f"{_name(env)}: {must} ({error})") from error
+    if not isinstance(given, tuple) or len(given) != len(_PARTS[method]) or not isinstance(given[-1], dict):
+        raise ShopGymError(f"{_name(env)}: {must}, got {one_line(given)}")
+    return given
+
+
+def _is_of_gymnasium(error: Exception) -> bool:
+    """Whether the wrappers that Gymnasium puts around every environment raised it, not somebody's environment."""
+    (*_, (frame, _)) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]).startswith(("gymnasium.wrappers.", "gymnasium.utils."))
+
+
 def make_vector_env(
     env_id: str,
     num_envs: int,
@@ -76,24 +130,44 @@ def make_vector_env(
     wrappers: Sequence[Any] = (),
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> gymnasium.vector.VectorEnv:
-    """The id's own vector environment where it has one, else one in this process; never reset behind one's back."""
+    """The id's own vector environment where it has one, else one in this process; never reset behind one's back.
+
+    Raises:
+        ShopGymError: Nothing is registered as `env_id`, it takes no wrappers, or no such settings.
+    """
     kwargs = dict(env_kwargs or {})
-    module, colon, bare_id = env_id.partition(":")
-    if colon:
-        importlib.import_module(module)
-        env_id = bare_id
-    # A spec instead of the id: an id of an earlier version (v0) would be warned about, though it is meant.
-    spec = gymnasium.spec(env_id)
+    bare_id = import_plugin(env_id, setting="EnvSpec.env_id")
+    try:
+        # A spec instead of the id: an id of an earlier version (v0) would be warned about, though it is meant.
+        spec = gymnasium.spec(bare_id)
+    except gymnasium.error.Error as error:
+        why = " ".join(str(error).split())
+        raise ShopGymError(
+            f"EnvSpec.env_id: Gymnasium does not know {env_id!r} ({why}); register it, or write module:Id with the "
+            "module that registers it"
+        ) from None
+    if spec.vector_entry_point is not None and wrappers:
+        raise ShopGymError(
+            f"EnvSpec.wrappers: {env_id} has a vector environment of its own, which takes none; register an id of "
+            "yours whose entry_point makes the wrapped environment, and name that in EnvSpec.env_id"
+        )
     if spec.vector_entry_point is not None:
-        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    vector = gymnasium.make_vec(
-        spec,
-        num_envs=num_envs,
-        vectorization_mode="sync",
-        wrappers=list(wrappers),
-        vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED},
-        **kwargs,
-    )
+        how: dict[str, Any] = {"vectorization_mode": "vector_entry_point"}
+    else:
+        vector_kwargs = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+        how = {"vectorization_mode": "sync", "wrappers": list(wrappers), "vector_kwargs": vector_kwargs}
+    try:
+        vector = gymnasium.make_vec(spec, num_envs=num_envs, **how, **kwargs)
+    except TypeError as error:
+        if not _WRONG_SETTINGS.search(str(error)):
+            raise
+        why = " ".join(str(error).split(" was raised from ")[0].split())
+        raise ShopGymError(
+            f"{env_id} does not take the settings {', '.join(kwargs) or '(none)'} of EnvSpec.env_kwargs and "
+            f"max_steps_kwarg: {why}"
+        ) from error
+    if spec.vector_entry_point is not None:
+        return vector
     if not isinstance(vector, gymnasium.vector.SyncVectorEnv):
         raise TypeError(f"make_vec gave a {type(vector).__name__} where a SyncVectorEnv was asked for")
     return RestingSyncVectorEnv(vector)
