@@ -99,7 +99,7 @@ class StepResult:
     problems: list[str | None]
     """What was wrong with the reply's form; None when well formed."""
     reasons: list[str]
-    """Why the page did not take the action; "" when it did."""
+    """Why the page did not take the action, or the environment was lost; "" when it did."""
     format_valid: np.ndarray
     """bool [S]."""
     action_possible: np.ndarray
@@ -285,7 +285,8 @@ class EnvManager:
             slot.memory.store(MemoryEntry(slot.num_steps, slot.view.anchor, actions[s]))
             won = terminated and bool(self.spec.won(reward, terminated, info))
             is_possible = bool(info.get("action_possible", actions[s] in slot.view.admissible))
-            result.reasons.append(str(info.get("reason") or ("" if is_possible else "not offered by the page")))
+            why = info.get("failure") or info.get("reason")
+            result.reasons.append(str(why or ("" if is_possible else "not offered by the page")))
             result.action_possible[s] = is_possible
             result.terminated[s] = terminated
             result.truncated[s] = not terminated and (

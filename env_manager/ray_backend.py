@@ -38,8 +38,9 @@ class RayVectorEnv(gymnasium.vector.VectorEnv):
     An actor that dies, raises, or does not answer in time is started anew; the episodes of its slots are replayed from
     their reset options and actions, and what they show is compared with what they showed. An episode that shows
     something else, or whose actor dies again and again, has failed: it is truncated, its last page stays, and
-    `info["failed"]` is True until the next reset (the key is only there while a slot has failed). Such an episode says
-    nothing about the policy: leave it out. In v0, what `<r>` draws after a restart is not what it would have been.
+    `info["failed"]` is True and `info["failure"]` says why until the next reset (the keys are only there while a slot
+    has failed). Such an episode says nothing about the policy: leave it out. In v0, what `<r>` draws after a restart is
+    not what it would have been.
 
     Args:
         env_id: As for `make_vector_env`.
@@ -167,6 +168,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv):
         failed = np.concatenate([shard.failed for shard in self._shards])
         if failed.any():
             infos["failed"] = failed
+            infos["failure"] = np.concatenate([shard.failures for shard in self._shards])
         return infos
 
 
@@ -209,6 +211,7 @@ class _Shard:
         self.infos: dict[str, np.ndarray] = {}
         num = last - first
         self.terminations, self.truncations, self.failed = (np.zeros(num, dtype=bool) for _ in range(3))
+        self.failures = np.full(num, Absent, dtype=object)
         self.pid: int | None = None
         self.num_restarts = 0
         self._actor_class, self._arguments, self._timeout_s = actor_class, arguments, timeout_s
@@ -257,6 +260,7 @@ class _Shard:
         self.begin, self._rows, self._seen = begin, [], []
         for flags in (self.terminations, self.truncations, self.failed):
             flags[:] = False
+        self.failures[:] = Absent
         self.observations, self.infos = list(observations), infos
         num = len(self.observations)
         zeros = np.zeros(num)
@@ -362,7 +366,7 @@ class _Shard:
     def _fail(self, slots: list[int], reason: str) -> None:
         for slot in slots:
             _LOG.warning("the episode in environment %d has failed: %s", self.first + slot, reason)
-            self.failed[slot] = True
+            self.failed[slot], self.failures[slot] = True, reason
             self.truncations[slot] = not self.terminations[slot]
 
 

@@ -54,6 +54,7 @@ class TrajectoryCollector:
         self.num_failed_episodes = 0
         """Episodes left out since construction because their environment was lost twice."""
         self._num_failed_before = 0
+        self._last_failure = ""
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds_before = dict(self._seconds)
 
@@ -90,9 +91,9 @@ class TrajectoryCollector:
             lost again is left out and counted in `num_failed_episodes`.
 
         Raises:
-            ShopGymError: there are no goals, or fewer environments than `group_size`.
-            RuntimeError: the policy's weights are not those asked for, a reply was written with others than it began
-                with, or no episode is left.
+            ShopGymError: there are no goals, fewer environments than `group_size`, or no episode is left.
+            RuntimeError: the policy's weights are not those asked for, or a reply was written with others than it
+                began with.
         """
         self._check(goal_indexes, group_size, first_episode)
         if weight_version is not None and policy.weight_version != weight_version:
@@ -124,7 +125,10 @@ class TrajectoryCollector:
                 self.num_failed_episodes += sum(record.failed for record in again)
             episodes += records
         if not episodes:
-            raise RuntimeError("every episode of the collection failed: its environments were lost twice")
+            raise ShopGymError(
+                "every episode of the collection failed: its environments were lost twice, at last by "
+                f"{' '.join(self._last_failure.split())}; they have to be mended first"
+            )
         # The manager writes prompts inside its reset and step.
         in_manager = self.manager.prompt_seconds - prompt_seconds_before
         self._seconds["prompt"] += in_manager
@@ -214,7 +218,7 @@ class TrajectoryCollector:
         for s, slot in enumerate(slots):
             episode = episodes[slot]
             if result.failed[s]:
-                episode.failed = True
+                episode.failed, self._last_failure = True, result.reasons[s]
                 continue
             episode.steps.append(
                 StepRecord(

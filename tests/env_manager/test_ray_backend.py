@@ -30,3 +30,11 @@ def test_a_slot_has_no_key_that_only_another_shard_has() -> None:
     infos = two_shards()._infos()
     assert [info_of(infos, slot) for slot in (0, 1)] == [{"task_score": 0.5}, {}]
     assert infos["task_score"].tolist() == [0.5, Absent]
+
+
+def test_an_episode_that_failed_says_why() -> None:
+    env = two_shards()
+    env._shards[1]._fail([0], "ZeroDivisionError: sprung")
+    infos = env._infos()
+    assert info_of(infos, 1) == {"failed": True, "failure": "ZeroDivisionError: sprung"}
+    assert info_of(infos, 0) == {"task_score": 0.5, "failed": False}

@@ -186,6 +186,22 @@ def test_wrong_calls_are_refused(goals: list[int], settings: dict[str, int], mes
         collector.collect(goals, ScriptedPolicy(cross), PARAMS, update=0, seed=0, **settings)
 
 
+def test_a_collection_that_is_lost_as_a_whole_says_why() -> None:
+    manager = EnvManager("FrozenLake-v1", 2)
+    step = manager.step
+
+    def lost(replies, slots=None, **kwargs):
+        result = step(replies, slots, **kwargs)
+        result.failed[:] = result.truncated[:] = True
+        result.reasons = ["ZeroDivisionError: the trap\nhas sprung"] * len(result.slots)
+        result.observations.is_live[:] = False
+        return result
+
+    manager.step = lost  # type: ignore[method-assign]
+    with pytest.raises(ShopGymError, match=r"were lost twice, at last by ZeroDivisionError: the trap has sprung;"):
+        TrajectoryCollector(manager).collect([0], ScriptedPolicy(cross), PARAMS, group_size=2, update=0, seed=0)
+
+
 @pytest.mark.parametrize("losses", [1, 2, 99])
 def test_an_episode_whose_environment_is_lost_is_played_again_or_left_out(losses: int) -> None:
     manager = EnvManager("WebShop-v1", 4, EnvConfig(prompt="compact", max_steps=3))
