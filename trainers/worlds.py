@@ -210,7 +210,7 @@ def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: Dat
 
     Raises:
         SettingsError: Not even the shortest episode of a shop, a search, a product, a purchase, fits into the limit of
-            replies, or not all actions of another environment's first page do.
+            replies, or not all actions of another environment's first page do, or that page offers none.
     """
     grammar = ActionGrammar(
         tokenizer, free_prefix=load_template(env.prompt).thinks, max_tokens=data.max_response_length
@@ -220,6 +220,11 @@ def make_grammar(tokenizer: PreTrainedTokenizerBase, env: EnvSettings, data: Dat
         needed: tuple[str, ...] = ("search[a]", f"click[{asin}]", f"click[{BACK}]".lower(), f"click[{BUY}]".lower())
     else:
         needed = _first_page(env).admissible
+    if not needed:
+        raise SettingsError(
+            f"the first page of {env.env_name} offers no actions, and constrained decoding writes nothing else; give "
+            "PageView.admissible, or set actor_rollout_ref.rollout.constrained=false"
+        )
     longest = max(needed, key=lambda action: len(grammar.encode_reply(action)))
     num_tokens = len(grammar.encode_reply(longest))
     if num_tokens > data.max_response_length:

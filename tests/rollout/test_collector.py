@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from small_lm import small_model, small_tokenizer
 
-from env_manager import EnvConfig, EnvManager
+from env_manager import EnvConfig, EnvManager, PageView, get_env_spec, register_env
 from rollout import CollectorConfig, SamplingParams, StepBatch, TrajectoryCollector
 from rollout.constrained import ActionGrammar
 from rollout.engines.hf import HFEngine
@@ -17,6 +18,8 @@ from rollout.flatten import concatenate
 from rollout.types import Generation
 from trainers.ranks import start_ranks
 from trainers.rollouts import failed_episodes
+from trainers.settings import DataSettings, EnvSettings, SettingsError
+from trainers.worlds import make_grammar
 from webshop_env.errors import ShopGymError
 
 PATH = ["down", "down", "right", "right", "down", "right"]
@@ -200,6 +203,13 @@ def test_a_collection_that_is_lost_as_a_whole_says_why() -> None:
     manager.step = lost  # type: ignore[method-assign]
     with pytest.raises(ShopGymError, match=r"were lost twice, at last by ZeroDivisionError: the trap has sprung;"):
         TrajectoryCollector(manager).collect([0], ScriptedPolicy(cross), PARAMS, group_size=2, update=0, seed=0)
+
+
+def test_constrained_replies_need_a_page_that_offers_something() -> None:
+    spec = replace(get_env_spec("FrozenLake-v1"), full_view=lambda page, info: PageView("Cross.", page, (page,)))
+    register_env(spec, name="SilentLake")
+    with pytest.raises(SettingsError, match="the first page of SilentLake offers no actions"):
+        make_grammar(small_tokenizer(), EnvSettings(env_name="SilentLake", prompt="no_think"), DataSettings())
 
 
 @pytest.mark.parametrize("losses", [1, 2, 99])
