@@ -50,7 +50,8 @@ class EnvConfig:
     max_steps: int = 15
     """Steps after which an episode is truncated, at least 1."""
     success_reward: float | None = None
-    """Reward of the step that wins, every other step giving 0; None passes the environment's own reward on."""
+    """Reward of the step that wins, every other step giving 0; None (in training `env.reward=score`) passes on what the
+    environment gives for each step: a shop the task score, for the purchase alone."""
 
     def __post_init__(self) -> None:
         if self.history_length < 0:

@@ -54,7 +54,7 @@ class EnvSpec:
     view_version: str = "1"
     """Changes whenever a view shows the same page otherwise: policies that were made for other prompts are refused."""
     template: str = "no_think"
-    """Template used when the settings name none."""
+    """Template of an `EnvConfig` that names none. Training always names one: "think" where `env.prompt` is not set."""
     projection: str | None = None
     """How replies become actions (`projection.PROJECTIONS`); None takes the template's."""
     won: SuccessRule = won_by_info
