@@ -13,6 +13,7 @@ from rollout.engines.led import LedEngine
 from rollout.flatten import concatenate
 from rollout.types import Policy, SamplingParams, StepBatch
 from trainers.ranks import Ranks
+from webshop_env.errors import ShopGymError
 
 
 def collect_over_ranks(
@@ -31,26 +32,39 @@ def collect_over_ranks(
     """Plays whole groups with each engine, then gives every rank all rows, by (episode_id, step_index).
 
     Groups are numbered from `first_group` on. Where a `weight_version` is given, a policy of another is an error.
+
+    Raises:
+        ShopGymError: On every rank, where an environment or an endpoint of any of them cannot go on.
     """
     led = policy if isinstance(policy, LedEngine) else None
     mine = ranks.block(len(goals), ranks_per_share=led.groups.size if led else 1)
-    share = None
+    share: StepBatch | None = None
+    failure: ShopGymError | None = None
     if led and not led.groups.is_leader:
         led.follow()
     elif len(mine):
-        share = collector.collect(
-            goals[mine.start : mine.stop],
-            policy,
-            params,
-            group_size=group_size,
-            update=update,
-            seed=seed,
-            first_episode=(first_group + mine.start) * group_size,
-            weight_version=weight_version,
-        )
+        try:
+            share = collector.collect(
+                goals[mine.start : mine.stop],
+                policy,
+                params,
+                group_size=group_size,
+                update=update,
+                seed=seed,
+                first_episode=(first_group + mine.start) * group_size,
+                weight_version=weight_version,
+            )
+        except ShopGymError as error:  # the others must hear of it, or they wait for this rank's rows
+            failure = error
     if led and led.groups.is_leader:
         led.has_played()
-    return concatenate([part for part in ranks.gather(share) if part is not None])
+    gathered = ranks.gather((share, None if failure is None else str(failure)))
+    if failure is not None:
+        raise failure
+    for _, why in gathered:
+        if why is not None:
+            raise ShopGymError(why)
+    return concatenate([part for part, _ in gathered if part is not None])
 
 
 def failed_episodes(collector: TrajectoryCollector, ranks: Ranks) -> dict[str, float]:

@@ -115,6 +115,10 @@ def test_a_save_that_fails_on_one_rank_fails_on_both_with_its_reason(outcome, ki
     assert "could not be written (rank 0: NotADirectoryError" in first
 
 
+def test_an_environment_that_breaks_on_one_rank_is_told_by_both(outcome):
+    assert outcome.found["broken_environment"] == ["the ice is thin"] * 2
+
+
 def test_what_one_rank_cannot_write_is_not_left_half_written(outcome):
     assert outcome.found["write_error"] == ["rank 1: OSError: [Errno 28] No space left on device"] * 2
     (whole,) = (outcome.folder / "together").iterdir()

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from small_rows import rows
 
-from rollout.types import StepBatch
+from env_manager import EnvConfig, EnvManager
+from rollout import SamplingParams, StepBatch, TrajectoryCollector
+from rollout.engines.scripted import ScriptedPolicy
 from trainers.actor import Actor, ActorConfig, NotFinite
 from trainers.checkpoint import RunState, restore, save_checkpoint
 from trainers.errors import TrainingError
@@ -21,7 +23,9 @@ from trainers.files import WriteError, write_together
 from trainers.losses import LossConfig
 from trainers.models import load_model, load_tokenizer
 from trainers.ranks import Ranks, leave_process, start_ranks, stop_ranks
+from trainers.rollouts import collect_over_ranks
 from trainers.sharding import ShardingConfig
+from webshop_env.errors import ShopGymError
 
 UNEVEN = (1, 3, 2, 7)
 """Rows of mini-batches; with micro-batches of one row, ranks have 0 to 4 passes."""
@@ -50,6 +54,20 @@ def spoilt(num: int) -> StepBatch:
 
 def weights(actor: Actor) -> dict[str, np.ndarray]:
     return {name: tensor.numpy().copy() for name, tensor in actor.full_state_dict().items()}
+
+
+def play_where_the_second_breaks(ranks: Ranks) -> StepBatch:
+    manager = EnvManager("FrozenLake-v1", 1, EnvConfig(prompt="no_think", max_steps=2))
+    if ranks.rank == 1:
+
+        def broken(actions: object) -> None:
+            raise ShopGymError("the ice is thin")
+
+        manager.vector_env.step = broken
+    policy = ScriptedPolicy(lambda prompt, admissible: "<action>left</action>")
+    collector = TrajectoryCollector(manager)
+    params = SamplingParams(max_tokens=64)
+    return collect_over_ranks(collector, policy, np.arange(2), params, ranks, group_size=1, update=0, seed=0)
 
 
 def main(folder: Path) -> None:
@@ -98,6 +116,7 @@ def main(folder: Path) -> None:
     found["write_error"] = ranks.gather(
         message(WriteError, lambda: write_together(folder / "together" / "target", ranks, fail_on_the_second))
     )
+    found["broken_environment"] = ranks.gather(message(ShopGymError, lambda: play_where_the_second_breaks(ranks)))
     write_together(folder / "together" / "whole", ranks, lambda scratch: (scratch / f"rank_{ranks.rank}").touch())
     if ranks.is_first:
         (folder / "found.json").write_text(json.dumps(found))
