@@ -689,10 +689,11 @@ class _Loader(yaml.SafeLoader):
     """YAML in which no key may stand twice: the first value would be lost without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{name!r} stands there twice", node.start_mark)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise SettingsError(f"{key.value!r} stands there twice, in line {key.start_mark.line + 1} again")
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -702,6 +703,8 @@ def _read_settings(path: Path, notes: list[str] | None = None) -> dict[str, Any]
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from None
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
     if tree is None:  # comments alone

@@ -53,8 +53,8 @@ def test_an_empty_recipe_leaves_the_defaults(tmp_path, text):
 
 
 def test_no_value_of_a_recipe_is_lost_to_another(tmp_path):
-    (tmp_path / "mine.yaml").write_text("trainer: {total_updates: 7}\ntrainer: {seed: 1}\n")
-    with pytest.raises(SettingsError, match="'trainer' stands there twice"):
+    (tmp_path / "mine.yaml").write_text("trainer: {total_updates: 7}\nenv: {max_steps: 5}\ntrainer: {seed: 1}\n")
+    with pytest.raises(SettingsError, match=r"mine\.yaml: 'trainer' stands there twice, in line 3 again"):
         resolve([f"recipe={tmp_path / 'mine.yaml'}"])
 
 
