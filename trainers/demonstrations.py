@@ -123,12 +123,12 @@ def make_source(name: str, world: World, env: EnvSettings) -> Policy:
     Raises:
         ShopGymError: There is no such policy.
     """
-    if name in _IN_SHOPS and not is_shop(env):
-        raise SettingsError(
-            f"source: {name} plays shops, and env.env_name={env.env_name} is none; take module:name, or a rollout's "
-            ".parquet file"
-        )
     if name in _IN_SHOPS:
+        if not is_shop(env):
+            raise SettingsError(
+                f"source: {name} plays shops, and env.env_name={env.env_name} is none; take module:name, or a "
+                "rollout's .parquet file"
+            )
         return _IN_SHOPS[name](open_shop_world(env), env.max_steps)
     attribute = import_plugin(name, setting="source")
     if attribute == name:

@@ -61,7 +61,8 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(file.fileno())
             os.replace(file.name, path)
         except BaseException:
-            os.unlink(file.name)
+            with contextlib.suppress(FileNotFoundError):  # Ctrl-C may come when it has just got its name
+                os.unlink(file.name)
             raise
 
 

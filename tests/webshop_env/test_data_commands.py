@@ -88,6 +88,18 @@ def test_a_file_of_the_cache_is_whole_or_not_there(tmp_path, small_disk):
     assert [path.name for path in tmp_path.iterdir()] == ["nouns.json"]
 
 
+def test_ctrl_c_when_a_file_of_the_cache_has_just_got_its_name_is_ctrl_c(tmp_path, monkeypatch):
+    real_replace = os.replace
+
+    def replace_then_stop(source: str, target: Path) -> None:
+        real_replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("webshop_env.cache.os.replace", replace_then_stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "nouns.json", "x")
+
+
 def test_a_full_disk_under_the_cache_is_named(cache, small_disk, capsys):
     assert BUILD.main(["--no-nouns"]) == 2
     err = capsys.readouterr().err
