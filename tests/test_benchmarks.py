@@ -59,6 +59,17 @@ def test_rollouts(tmp_path: Path) -> None:
     assert min(parts) > 0
 
 
+def test_garbage(tmp_path: Path) -> None:
+    small = ("data.train_batch_size=2", "env.rollout.n=2", "--rollouts", "1", "--turns", "1")
+    printed, result = run_benchmark(tmp_path, "bench_garbage.py", *small)
+    ways = result["ways"]
+    assert list(ways) == ["as Python has it", "as training lets it"]
+    for name, way in ways.items():
+        assert f"| {name} | 1 |" in printed
+        assert 0 < way["searching_s"] < way["rollout_s"] and way["rows"] >= 4
+    assert ways["as training lets it"]["num_full"] == 0 and result["num_objects"] > 10_000
+
+
 def test_search(tmp_path: Path) -> None:
     small = ("--no-lucene", "--num-queries", "5", "--repeats", "1")
     printed, result = run_benchmark(tmp_path, "bench_search.py", "webshop_env/assets/catalogue", *small)

@@ -48,6 +48,7 @@ from trainers.faults import told_in_one_line
 from trainers.files import write_atomically
 from trainers.goals import goal_notes, validation_source
 from trainers.launch import launch_with_ray
+from trainers.memory import little_garbage_collection
 from trainers.ranks import joined_ranks, set_threads
 from trainers.rollout_files import can_do_without, keep_rows, write_rows
 from trainers.rollouts import collect_over_ranks, failed_episodes, unwritable_actions
@@ -57,6 +58,7 @@ from trainers.settings import Settings, flatten
 from trainers.worlds import world_notes
 
 
+@little_garbage_collection()
 def train(run: Run) -> Evaluation | None:
     """The algorithm, one update a pass; returns the validation after the last one.
 
