@@ -204,7 +204,7 @@ def draw_curves(arms: Sequence[Arm], picture: Path) -> None:
 
     rows = [row for row in ([a for a in arms if not by_product(a)], [a for a in arms if by_product(a)]) if row]
     figure, panels = pyplot.subplots(
-        len(rows), 2, figsize=(12, 4.4 * len(rows)), dpi=120, sharex="col", sharey=True, squeeze=False
+        len(rows), 2, figsize=(14, 4.4 * len(rows)), dpi=120, sharex="col", sharey=True, squeeze=False
     )
     for row, axes in zip(rows, panels, strict=True):
         _draw_row(row, axes)
@@ -238,7 +238,7 @@ def _draw_row(arms: Sequence[Arm], panels: Sequence[Any]) -> None:
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("test goals won, mean over products" if by_product(arms[0]) else "share of test goals won")
-    panels[1].legend(loc="lower right", frameon=False, fontsize=8)
+    panels[1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)  # beside the curves
 
 
 def head(arms: Sequence[Arm]) -> str:
