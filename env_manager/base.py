@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from env_manager.memory import Memory, MemoryEntry, MemoryLimits, fetched, make_memory
-from env_manager.projection import CHINESE_TEXT, PROJECTIONS, REPLY_CUT, ParsedReply
+from env_manager.projection import CHINESE_TEXT, PROJECTIONS, REPLY_CUT, ParsedReply, thought_of
 from env_manager.prompts import Prompt, Template, build_prompt, load_template, whole_prompt
 from env_manager.registry import EnvSpec, View, get_env_spec
 from env_manager.types import PageView, TokenCounter, one_line, require_page_view
@@ -283,7 +283,7 @@ class EnvManager:
             terminated = bool(terminations[index])
             reward = finite_number(rewards[index], f"{self.spec.env_id}: the reward of {one_line(actions[s])}")
             slot.num_steps += 1
-            slot.memory.store(MemoryEntry(slot.num_steps, slot.view.anchor, actions[s]))
+            slot.memory.store(MemoryEntry(slot.num_steps, slot.view.anchor, actions[s], thought_of(replies[s])))
             won = terminated and bool(self.spec.won(reward, terminated, info))
             is_possible = bool(info.get("action_possible", actions[s] in slot.view.admissible))
             why = info.get("failure") or info.get("reason")

@@ -25,6 +25,8 @@ class MemoryEntry:
     """Counted from 1 over the whole episode."""
     anchor: str
     action: str
+    thought: str = ""
+    """What the reply reasoned inside <think>, blanks made single; "" for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,6 +73,13 @@ def project_compact(reply: str) -> ParsedReply:
     return ParsedReply(action, problem)
 
 
+def thought_of(reply: str) -> str:
+    """What a reply reasons, for memories that keep it: the text inside its first think tags, on one line."""
+    _, is_begun, rest = reply.partition("<think>")
+    thought, is_ended, _ = rest.partition("</think>")
+    return " ".join(thought.split()) if is_begun and is_ended else ""
+
+
 def _action_between_tags(reply: str) -> tuple[str, str | None]:
     lowered = reply.lower()
     start = lowered.find("<action>")

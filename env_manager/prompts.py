@@ -28,7 +28,7 @@ PUBLISHED_MAX_CHARS = 13_000
 """Prompts with history longer than this drop all of it when `history_overflow` is "all"."""
 _MIN_PIECES = 6
 """A page of fewer pieces (one long description, say) is shortened word by word."""
-_PLACES_IN_HISTORY = ("step", "anchor", "action")
+_PLACES_IN_HISTORY = ("step", "anchor", "action", "thought")
 _PLACES_IN_ACTION = ("action",)
 _PLACES_IN_PROMPT = ("task", "page", "actions", "history", "num_taken", "num_shown", "step")
 _NUMBERS = ("num_taken", "num_shown", "step")
@@ -53,7 +53,7 @@ class Template:
     """How many words the short form leaves of a description or a feature; None is the environment's choice."""
     lower_case: bool
     history: str
-    """One past step, with {step}, {anchor} and {action}."""
+    """One past step, with {step}, {anchor}, {action} and {thought}."""
     history_joiner: str
     action: str
     """One admissible action, with {action}."""
@@ -76,8 +76,8 @@ class Prompt:
 
 @lru_cache(maxsize=32)
 def load_template(name: str) -> Template:
-    """A packaged template by name ("think", "no_think", "compact", "compact_listed", "compact_reading") or any file
-    by its path.
+    """A packaged template by name ("think", "no_think", "compact", "compact_listed", "compact_reading",
+    "compact_thinking"), or any file by its path.
 
     Raises:
         ShopGymError: there is no such template, or the file is not one.
@@ -93,7 +93,7 @@ def load_template(name: str) -> Template:
     else:
         raise ShopGymError(
             f"env.prompt: no template is called {name!r}; give think, no_think, compact, compact_listed, "
-            "compact_reading or the path of a template file"
+            "compact_reading, compact_thinking or the path of a template file"
         )
     return parse_template(text, name=name)
 
@@ -235,7 +235,8 @@ def _render(
         page=view.joiner.join(pieces),
         actions="\n".join(a if a == MARK else template.action.format(action=a) for a in actions),
         history=template.history_joiner.join(
-            template.history.format(step=e.step_number, anchor=e.anchor, action=e.action) for e in shown
+            template.history.format(step=e.step_number, anchor=e.anchor, action=e.action, thought=e.thought)
+            for e in shown
         ),
         num_taken=step_number - 1,
         num_shown=len(shown),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from webshop_env.shop import Shop
 
 BUY = "click[buy now]"
+_NO_TAGS = str.maketrans("<>", "  ")
 _IN_SHOPS: dict[str, Callable[[Shop, int], Policy]] = {
     "oracle": lambda shop, max_steps: OraclePolicy(shop),
     "guided": lambda shop, max_steps: GuidedPolicy(shop, max_steps=max_steps),
@@ -58,6 +59,8 @@ class Demonstrations:
     """[N]."""
     actions: list[str] = field(default_factory=list)
     """[N]."""
+    thoughts: list[str] = field(default_factory=list)
+    """[N]: the source's reasons, where it gives any."""
     episode: list[int] = field(default_factory=list)
     """[N]: number of the row's episode."""
     won: list[bool] = field(default_factory=list)
@@ -82,6 +85,7 @@ class Demonstrations:
             [self.prompts[row] for row in rows],
             [self.admissible[row] for row in rows],
             [self.actions[row] for row in rows],
+            [self.thoughts[row] for row in rows],
             [number[self.episode[row]] for row in rows],
             [self.won[old] for old in good],
             [self.score[old] for old in good],
@@ -116,7 +120,8 @@ def make_source(name: str, world: World, env: EnvSettings) -> Policy:
     Args:
         name: "oracle", "guided", "rule", "looking" or "reading" in shops; or "module:name", something that is called
             with the world (a `Shop`, where it is one) and returns an object with `act(observation, info) -> action`.
-            One that remembers what it saw also has `fresh()`, which returns another one for another episode.
+            One that remembers what it saw also has `fresh()`, which returns another one for another episode; one that
+            gives reasons has them as the text `thought` after each action, for templates that think.
         world: Where it plays.
         env: Settings that opened it.
 
@@ -172,18 +177,20 @@ def demonstrate(
             replies = []
             for slot in slots:
                 action, possible = sources[slot].act(*manager.page(slot)), observations.admissible[slot]
+                thought = str(getattr(sources[slot], "thought", "")).translate(_NO_TAGS)
                 is_choosing = manager.page(slot)[1].get("page_kind") == "item" and action != BUY
                 if haste and is_choosing and BUY in possible and generators[slot].random() < haste:
                     action = BUY
                 shown.prompts.append(observations.prompts[slot])
                 shown.admissible.append(possible)
                 shown.actions.append(action)
+                shown.thoughts.append(thought)
                 shown.episode.append(start + slot)
                 others = [a for a in possible if a not in (action, SEARCH, BUY)]
                 if others and generators[slot].random() < noise:
                     action = generators[slot].choice(others)
                 replies.append(
-                    f"<think>{action}</think><action>{action}</action>"
+                    f"<think>{thought}</think><action>{action}</action>"
                     if manager.template.thinks
                     else f"<action>{action}</action>"
                 )
@@ -200,9 +207,11 @@ def encode(shown: Demonstrations, engine: HFEngine, grammar: ActionGrammar) -> L
     prompts: list[np.ndarray] = []
     replies: list[np.ndarray] = []
     admissible: list[tuple[str, ...] | None] = []
-    for prompt, possible, action in zip(shown.prompts, shown.admissible, shown.actions, strict=True):
+    for prompt, possible, action, thought in zip(
+        shown.prompts, shown.admissible, shown.actions, shown.thoughts, strict=True
+    ):
         try:
-            reply = grammar.encode_reply(action)
+            reply = grammar.encode_reply(action, thought)
         except NotLosslessError:
             continue
         if len(reply) <= grammar.max_tokens and (action in possible or action.startswith("search[")):

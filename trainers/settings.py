@@ -188,7 +188,8 @@ class EnvSettings:
     max_steps: int = setting(EnvConfig.max_steps, "steps after which an episode is truncated", at_least=1)
     history_length: int = setting(EnvConfig.history_length, "last steps that a prompt shows", at_least=0)
     prompt: str = setting(
-        "think", "prompt template: think, no_think, compact, compact_listed, compact_reading, or a file"
+        "think",
+        "prompt template: think, no_think, compact, compact_listed, compact_reading, compact_thinking, or a file",
     )
     history_overflow: str = setting(
         EnvConfig.history_overflow, "what a prompt over its limit loses first", only=("oldest", "all")

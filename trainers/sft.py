@@ -337,7 +337,10 @@ def _tokenizer(settings: SftSettings, world: World, goals: np.ndarray, num_envs:
         raise SettingsError("source: recorded episodes are tokens; name the policy (init) or tokenizer that wrote them")
     manager = make_manager(settings.env, settings.data, num_envs, count_tokens=None)
     shown = _shown(settings, world, manager, goals)
-    replies = (f"<action>{action}</action>" for action in shown.actions)
+    replies = (
+        f"<think>{thought}</think><action>{action}</action>" if thought else f"<action>{action}</action>"
+        for thought, action in zip(shown.thoughts, shown.actions, strict=True)
+    )
     return train_tokenizer([*shown.prompts, *replies], settings.vocab_size)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from thefuzz import fuzz
@@ -46,7 +46,10 @@ _NOT_MEANT = -2
 
 
 class Policy(Protocol):
-    """Whatever chooses the next action from what a session shows."""
+    """Whatever chooses the next action from what a session shows.
+
+    One that gives reasons has the attribute `thought`: why it chose its last action, "" for no reason worth a word.
+    """
 
     def act(self, observation: str, info: Mapping[str, Any]) -> str: ...
 
@@ -241,6 +244,8 @@ class LookingPolicy(RulePolicy):
         self._offers: dict[str, int] = {}
         """How much of what is asked for a product shows (of the named options), by the action that opens it."""
         self._has_looked_enough = False
+        self.thought = ""
+        """Whether the product that was just opened shows what is asked for: "red: yes, 8 ounce: no"."""
 
     def fresh(self) -> LookingPolicy:
         """Another one, for another session."""
@@ -250,11 +255,13 @@ class LookingPolicy(RulePolicy):
         if info["page_kind"] == "start":
             self._offers, self._has_looked_enough, self._num_steps = {}, False, 0
         num_left, self._num_steps = self._max_steps - self._num_steps, self._num_steps + 1
-        opened = f"click[{info['asin'].lower()}]"
+        opened, self.thought = f"click[{info['asin'].lower()}]", ""
         if info["page_kind"] == "item" and opened not in self._offers:
             named = dict(_named_options(info["instruction_text"].lower()))
             before = max(self._offers.values(), default=-1)
-            found = self._offers[opened] = self._num_offered(named, observation, info["available_actions"])
+            offered = self._offered(named, observation, info["available_actions"])
+            found = self._offers[opened] = sum(offered)
+            self.thought = _verdicts(named.values(), offered)
             best = max(before, found)
             # Back, open the next; then choose all options and buy, or back again, open the best and buy that.
             self._has_looked_enough = num_left < 2 + max(len(named) + 1, 2 + best + 1)
@@ -271,12 +278,13 @@ class LookingPolicy(RulePolicy):
         return max(ranked, key=lambda action: self._offers.get(action, -1)) if ranked else _BACK
 
     @staticmethod
-    def _num_offered(named: Mapping[str, str], observation: str, actions: Sequence[str]) -> int:
+    def _offered(named: Mapping[str, str], observation: str, actions: Sequence[str]) -> list[bool]:
+        """Of each named option whether an item page has it."""
         groups = {name: set(map(match_key, labels)) for name, labels in _option_groups(observation, actions)}
-        return sum(
+        return [
             bool({match_key(value), match_key(f"{name}: {value}")} & groups.get(name, set()))
             for name, value in named.items()
-        )
+        ]
 
 
 class GuidedPolicy(LookingPolicy):
@@ -310,7 +318,8 @@ class ReadingPolicy(LookingPolicy):
     Nothing on an item page tells the others apart: it opens their features, and buys the first whose title and
     features hold most of what is wished for ("soy wax", "easy install"). From the rest it goes back to the search page
     and searches again, which costs no more steps than to go back through the item page, and shows in the actions
-    alone what was found. When its steps run out it buys the one that held most.
+    alone what was found. When its steps run out it buys the one that held most. Its `thought` is the verdict on each
+    piece of the wish.
 
     Args:
         shop: Not looked at.
@@ -350,7 +359,7 @@ class ReadingPolicy(LookingPolicy):
     def _find(self, observation: str, info: Mapping[str, Any]) -> str:
         """One step where no options are named."""
         num_left, self._num_steps = self._max_steps - self._num_steps, self._num_steps + 1
-        kind, action = info["page_kind"], None
+        kind, action, self.thought = info["page_kind"], None, ""
         if num_left <= 1 and _BUY in info["available_actions"]:
             return _BUY
         if kind == "results":
@@ -366,10 +375,11 @@ class ReadingPolicy(LookingPolicy):
         opened, phrases = f"click[{info['asin'].lower()}]", _phrases(self._instruction)
         labels = [label for _, labels in _option_groups(observation, info["available_actions"]) for label in labels]
         if labels and not any(_mentions(self._instruction, label) for label in labels):
-            self._offers[opened] = _NOT_MEANT
+            self._offers[opened], self.thought = _NOT_MEANT, "options that nobody asked for"
             return _PREV
         self._title = _title(observation)
-        self._offers[opened] = _num_held(phrases, self._title)
+        held = _held(phrases, self._title)
+        self._offers[opened], self.thought = sum(held), _verdicts(map(" ".join, phrases), held)
         is_enough = self._offers[opened] >= ENOUGH * len(phrases)
         self._has_looked_enough = is_enough or bool(labels) or opened in self._read
         return None if self._has_looked_enough else _FEATURES
@@ -377,7 +387,9 @@ class ReadingPolicy(LookingPolicy):
     def _judge(self, observation: str, info: Mapping[str, Any], num_left: int) -> str | None:
         """On the page of its features: goes back to search; None once the product is chosen."""
         opened, phrases = f"click[{info['asin'].lower()}]", _phrases(self._instruction)
-        held = self._offers[opened] = _num_held(phrases, f"{self._title}{SEP}{observation.rpartition(PREV)[2]}")
+        is_held = _held(phrases, f"{self._title}{SEP}{observation.rpartition(PREV)[2]}")
+        held = self._offers[opened] = sum(is_held)
+        self.thought = _verdicts(map(" ".join, phrases), is_held)
         self._read.add(opened)
         is_enough, is_best = held >= ENOUGH * len(phrases), held == max(self._offers.values())
         # Back, search, open, read, back to the item, buy; or back, search, open the best, buy.
@@ -405,10 +417,14 @@ def _phrases(instruction: str) -> list[tuple[str, ...]]:
     return [tuple(piece[:2]) for i, piece in enumerate(words) if len(piece) > 2 or (piece and i != last)]
 
 
-def _num_held(phrases: Sequence[tuple[str, ...]], text: str) -> int:
-    """How many of the phrases stand in a text, whatever its punctuation."""
+def _held(phrases: Sequence[tuple[str, ...]], text: str) -> list[bool]:
+    """Of each phrase whether it stands in a text, whatever its punctuation."""
     words = f" {' '.join(_plain_words(text))} "
-    return sum(f" {' '.join(phrase)} " in words for phrase in phrases)
+    return [f" {' '.join(phrase)} " in words for phrase in phrases]
+
+
+def _verdicts(wishes: Iterable[str], are_there: Iterable[bool]) -> str:
+    return ", ".join(f"{wish}: {'yes' if is_there else 'no'}" for wish, is_there in zip(wishes, are_there, strict=True))
 
 
 def _plain_words(text: str) -> list[str]:

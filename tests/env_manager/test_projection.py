@@ -19,6 +19,7 @@ from env_manager.projection import (
     project_compact,
     project_no_think,
     project_think,
+    thought_of,
 )
 
 
@@ -156,3 +157,19 @@ def test_a_reply_of_a_megabyte_takes_linear_time(name: str, piece: str, is_valid
     assert is_valid is None or parsed.format_valid == is_valid
     whole = f"<think>{'a < b ' * 170_000}</think><action>click[a]</action>"
     assert PROJECTIONS[name](whole).action == "click[a]"
+
+
+@pytest.mark.parametrize(
+    ("reply", "thought"),
+    [
+        ("<think> red:\n yes </think><action>click[red]</action>", "red: yes"),
+        ("well <think>one</think><think>two</think>", "one"),
+        ("<think></think><action>click[red]</action>", ""),
+        ("<think>unclosed<action>click[red]</action>", ""),
+        ("closed</think><action>click[red]</action>", ""),
+        ("<action>click[red]</action>", ""),
+        ("<think>" * 200_000, ""),
+    ],
+)
+def test_what_a_reply_reasons(reply: str, thought: str) -> None:
+    assert thought_of(reply) == thought

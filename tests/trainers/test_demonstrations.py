@@ -14,7 +14,7 @@ from rollout.engines.hf import HFEngine
 from rollout.storage import load_batch, save_batch
 from rollout.types import SamplingParams, ragged
 from trainers import sft
-from trainers.demonstrations import demonstrate, make_source, recorded
+from trainers.demonstrations import demonstrate, encode, make_source, recorded
 from trainers.models import load_model, load_tokenizer, make_small_policy, save_policy, train_tokenizer
 from trainers.settings import SettingsError, resolve
 from trainers.sft import SftSettings
@@ -33,6 +33,11 @@ class Searcher:
     def act(self, observation, info):
         listed = [a for a in info["available_actions"] if a.startswith("click[b")]
         return "click[buy now]" if "click[buy now]" in info["available_actions"] else (listed or ["search[gift]"])[0]
+
+class Talker(Searcher):
+    def act(self, observation, info):
+        self.thought = f"on the <{info['page_kind']}> page"
+        return super().act(observation, info)
 
 def right(world):
     class Right:
@@ -116,6 +121,42 @@ def test_policies_of_ones_own_show_it_by_name(settings, shop):
     lake = resolve(["out=x", "env.env_name=FrozenLake-v1"], SftSettings)[0].env
     with pytest.raises(SettingsError, match="plays shops, and env"):
         make_source("oracle", open_world(lake), lake)
+
+
+def test_reasons_are_imitated_and_shown_again_where_the_template_thinks(reference_dir, start):
+    words = [f"env.webshop.data_dir={reference_dir / 'webshop-1k'}", "env.history_length=15", "out=x"]
+    words += ["env.prompt=compact_thinking", "data.max_response_length=160"]  # a tokenizer of 800 tokens
+    env, data = (getattr(resolve(words, SftSettings)[0], name) for name in ("env", "data"))
+    shop = open_world(env)
+    plain = [int(goal) for goal in shop.split("train") if not shop.goals[goal].options][:12]
+    shown = demonstrate(make_manager(env, data, 12, count_tokens=None), make_source("reading", shop, env), plain)
+    verdicts = [row for row, thought in enumerate(shown.thoughts) if ": yes" in thought]
+    assert {shown.prompts[row].partition("page: ")[2][:4] for row in verdicts} == {"item", "sub "}
+    assert not any(
+        thought for thought, prompt in zip(shown.thoughts, shown.prompts, strict=True) if "page: res" in prompt
+    )
+    num_shown_again = 0
+    for row in verdicts:
+        later = [r for r in range(row + 1, len(shown.prompts)) if shown.episode[r] == shown.episode[row]]
+        num_shown_again += len(later)
+        assert all(f"{shown.actions[row]} ({shown.thoughts[row]})" in shown.prompts[r] for r in later)
+    assert num_shown_again
+    tokenizer = load_tokenizer(str(start))
+    grammar = make_grammar(tokenizer, env, data)
+    lesson = encode(shown, HFEngine(load_model(str(start)), tokenizer, grammar=grammar), grammar)
+    assert lesson.num_left_out == 0
+    assert [tokenizer.decode(reply, skip_special_tokens=True) for reply in lesson.rows.replies] == [
+        f"<think>{thought}</think><action>{action}</action>"
+        for thought, action in zip(shown.thoughts, shown.actions, strict=True)
+    ]
+    assert shown.keep() == shown
+
+
+@pytest.mark.usefixtures("own_module")
+def test_reasons_cannot_end_their_own_tags(settings, shop):
+    manager = make_manager(settings.env, settings.data, 4, count_tokens=None)
+    shown = demonstrate(manager, make_source("my_shoppers:Talker", shop, settings.env), shop.split("train")[:4])
+    assert shown.thoughts[0] == "on the  start  page" and len(shown.thoughts) == len(shown.actions)
 
 
 @pytest.mark.usefixtures("own_module")

@@ -15,7 +15,7 @@ from webshop_env.policies import (
     RandomPolicy,
     ReadingPolicy,
     RulePolicy,
-    _num_held,
+    _held,
     _phrases,
 )
 
@@ -137,6 +137,28 @@ def test_who_looks_turns_back_where_an_option_is_not_offered_and_returns_to_the_
     assert num_returns
 
 
+def test_who_looks_says_which_options_a_product_offers(reference_dir):
+    shop = open_shop(reference_dir / "webshop-1k")
+    env, policy, verdicts = WebShopTextEnv(shop=shop, max_steps=15), LookingPolicy(), set()
+    for index in sample(shop, 20):
+        observation, info = env.reset(options={"goal_index": index})
+        asked, is_over, opened = shop.goals[index].options, False, set()
+        while not is_over:
+            action = policy.act(observation, info)
+            is_new = info["page_kind"] == "item" and info["asin"] not in opened
+            if is_new and asked:
+                offered = shop.products[info["asin"]].options
+                are_there = {value: value in offered.get(name, ()) for name, value in asked.items()}
+                assert policy.thought == ", ".join(f"{v}: {'yes' if there else 'no'}" for v, there in are_there.items())
+                verdicts |= set(are_there.values())
+            elif not is_new:
+                assert policy.thought == ""
+            opened |= {info["asin"]} if is_new else set()
+            observation, _, terminated, truncated, info = env.step(action)
+            is_over = terminated or truncated
+    assert verdicts == {True, False}
+
+
 @pytest.mark.parametrize(
     ("instruction", "phrases"),
     [
@@ -156,8 +178,8 @@ def test_what_is_wished_for(instruction, phrases):
 
 def test_what_a_text_holds():
     phrases = [("soy", "wax"), ("living", "room"), ("high", "definition")]
-    assert _num_held(phrases, "Soy-wax candle; High Definition. Living | rooms") == 2
-    assert _num_held(phrases, "") == 0
+    assert _held(phrases, "Soy-wax candle; High Definition. Living | rooms") == [True, False, True]
+    assert _held(phrases, "") == [False] * 3
 
 
 def goals_without_options(shop: Shop, k: int) -> list[int]:
@@ -192,10 +214,10 @@ def test_who_reads_goes_back_from_what_holds_too_little_and_buys_in_time(referen
                     turned.add(asin)
                     assert values and not any(f" {value.lower()} " in f" {wish} " for value in values)
                 elif action == "click[features]":
-                    assert not values and _num_held(phrases, product.title) < enough and num_left >= 3
+                    assert not values and sum(_held(phrases, product.title)) < enough and num_left >= 3
                     assert asin not in held, "read once"
             elif info["page_kind"] == "sub_page":
-                held[asin] = _num_held(phrases, " [SEP] ".join((product.title, *product.bullet_points)))
+                held[asin] = sum(_held(phrases, " [SEP] ".join((product.title, *product.bullet_points))))
                 if action == "click[back to search]":
                     num_back += 1
                     assert held[asin] < enough
