@@ -53,6 +53,7 @@ from trainers.actor import Actor, ActorConfig, Reference
 from trainers.advantages import AdvantageConfig, with_advantages
 from trainers.demonstrations import demonstrate
 from trainers.gigpo_fsdp import collect, learn
+from trainers.memory import little_garbage_collection
 from trainers.models import save_policy, train_tokenizer
 from trainers.ranks import Ranks, joined_ranks, start_ranks, stop_ranks
 from trainers.run import Run, open_run, prepare, rollout_sampling
@@ -505,19 +506,20 @@ def whole_updates(shape: Shape, arguments: argparse.Namespace, extra: Sequence[s
             if not settings.actor_rollout_ref.rollout.constrained:
                 scripted = script_of(run.engine, run.collector, shape, settings, arguments.reply_tokens)
                 run.engine = cast("Engine", scripted)
-            for update in range(1 + arguments.updates):
-                with BusyGauge(ranks.device) as gauge:
-                    measured, batch = measure_update(run, update, shape, result["peak_tflops"], gauge)
-                if scripted is not None:
-                    measured["script_s"], scripted.script_s = round(scripted.script_s, 3), 0.0
-                result["updates"].append(measured)
-                print_update(measured, is_warm=update > 0)
-                keep(result, arguments.out)
-            if isinstance(run.engine, StreamingPolicy):
-                result["all_prompts_at_once"] = at_once(
-                    run.engine, settings, batch, collected_s=measured["metrics"]["time/generate_s"]
-                )
-                say(f"all prompts at once: {result['all_prompts_at_once']}")
+            with little_garbage_collection():  # as in training
+                for update in range(1 + arguments.updates):
+                    with BusyGauge(ranks.device) as gauge:
+                        measured, batch = measure_update(run, update, shape, result["peak_tflops"], gauge)
+                    if scripted is not None:
+                        measured["script_s"], scripted.script_s = round(scripted.script_s, 3), 0.0
+                    result["updates"].append(measured)
+                    print_update(measured, is_warm=update > 0)
+                    keep(result, arguments.out)
+                if isinstance(run.engine, StreamingPolicy):
+                    result["all_prompts_at_once"] = at_once(
+                        run.engine, settings, batch, collected_s=measured["metrics"]["time/generate_s"]
+                    )
+                    say(f"all prompts at once: {result['all_prompts_at_once']}")
         finally:
             run.log.close()
             run.engine.close()
