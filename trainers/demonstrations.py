@@ -177,7 +177,7 @@ def demonstrate(
             replies = []
             for slot in slots:
                 action, possible = sources[slot].act(*manager.page(slot)), observations.admissible[slot]
-                thought = str(getattr(sources[slot], "thought", "")).translate(_NO_TAGS)
+                thought = str(getattr(sources[slot], "thought", None) or "").translate(_NO_TAGS)
                 is_choosing = manager.page(slot)[1].get("page_kind") == "item" and action != BUY
                 if haste and is_choosing and BUY in possible and generators[slot].random() < haste:
                     action = BUY
