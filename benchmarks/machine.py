@@ -17,7 +17,7 @@ from webshop_env.errors import ShopGymError
 RESULTS = Path(__file__).resolve().parent / "results"
 PLACES = {
     **{"--data": "DIR", "--start": "START", "--out": "OUT", "--runs": "RUNS", "--logs": "LOGS", "--policy": "POLICY"},
-    "--one-rank": "FILE",
+    **{"--one-rank": "FILE", "--train-data": "MORE"},
 }
 """Options that name a place, and what a kept command says instead."""
 

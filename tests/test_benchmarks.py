@@ -220,6 +220,38 @@ def test_learning_on_one_gpu(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "learning.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_arm_learns_from_composed_instructions_and_is_tested_on_the_old_goals(
+    tmp_path: Path, reference_dir: Path
+) -> None:
+    data, more = reference_dir / "webshop-1k", tmp_path / "more"
+    words = ("--data", str(data), "--out", str(more), "--cuts", "1")
+    compose = (sys.executable, "benchmarks/gpu/more_products.py", *words)
+    printed = subprocess.run(compose, cwd=ROOT, capture_output=True, text=True, check=True, timeout=200).stdout
+    assert "227 instructions composed" in printed and "517 products (290 without" in printed
+    old, new = (json.loads((place / "items_ins_v2_1000.json").read_text()) for place in (data, more))
+    composed = {asin: new[asin] for asin in new if new[asin] != old[asin]}
+    assert len(composed) == 227 and not any(old[asin].get("instruction") for asin in composed)
+    assert composed["B07C8NSB75"]["instruction"] == "Find me highly pigmented lips makeup"
+    for entry in composed.values():
+        assert entry["instruction"].startswith("Find me ")
+        assert all(attribute in entry["instruction"] for attribute in entry["instruction_attributes"])
+    again = subprocess.run(compose, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert again.returncode == 2 and "is there already" in again.stderr
+
+    small = ("--tiny", "--cut", "1", "--test-goals", "4", "env.max_steps=3", "--data", str(data))
+    learning("start", "--place", "product", "--out", str(tmp_path / "start"), "--goals", "4", *small)
+    places = ("--start", str(tmp_path / "start"), "--out", str(tmp_path), "--runs", str(tmp_path / "runs"))
+    arm = (*places, *small, "--train-data", str(more))
+    learning("arm", "product", *arm, "--updates", "1")
+    assert "1 updates done" in learning("arm", "product", *arm, "--updates", "2"), "it goes on in the same catalogue"
+    result = json.loads((tmp_path / "product_cut1_seed0.json").read_text())
+    first = json.loads((tmp_path / "start" / "start.json").read_text())["measurements"]
+    assert result["measurements"][:2] == first, "the same goals as those of the start"
+    assert result["goals"]["catalogue_hash"] != result["hashes"]["catalogue_hash"]
+    assert "--train-data MORE" in result["differs_in"] and str(tmp_path) not in json.dumps(result)
+    assert "learns from another split" in learning("arm", "gigpo", *arm, code=2)
+
+
 def write_arm(folder: Path, name: str, seed: int, won: list[int], **goals: Any) -> str:
     """What an arm of one update leaves behind: it wins nothing first, then these goals."""
     about = {"environment": "WebShop-v0", "split_by": "goal", "catalogue_hash": "c"} | goals

@@ -21,7 +21,7 @@ FIGURES = (
 )
 """Metrics of an update that are kept, besides all its times."""
 NOT_KEPT = ("trainer.output_dir", "trainer.resume_from")
-PLACES = {"env.webshop.data_dir": "DIR", "actor_rollout_ref.model.path": "START"}
+PLACES = {"env.webshop.data_dir": "DIR", "actor_rollout_ref.model.path": "START", "data.train_files": "LIST"}
 """Settings that say where something lay on the machine, and what stands in their place."""
 
 

@@ -22,6 +22,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -46,7 +47,7 @@ from trainers.models import load_model, load_tokenizer
 from trainers.ranks import joined_ranks, set_threads
 from trainers.run import Run, open_run
 from trainers.settings import Settings, flatten, resolve
-from trainers.worlds import make_grammar, open_world
+from trainers.worlds import World, make_grammar, open_world
 from webshop_env.errors import ShopGymError
 
 SAVE_EVERY_S = 150.0
@@ -250,6 +251,8 @@ class ArmRun:
 def play_arm(args: argparse.Namespace) -> None:
     """One arm, from its start or from where it was stopped."""
     chosen = arm(args.name)
+    if args.train_data and chosen.start != "product":
+        raise ShopGymError(f"--train-data: its lists are of product cuts, and {args.name} learns from another split")
     label = f"{args.name}{f'_cut{args.cut}' if chosen.start == 'product' else ''}{args.label and f'_{args.label}'}"
     directory = Path(args.runs) / f"{label}_seed{args.seed}"
     made = read_start(Path(args.start), place_name(chosen.start, cut=args.cut))
@@ -259,12 +262,13 @@ def play_arm(args: argparse.Namespace) -> None:
         *(f"actor_rollout_ref.model.path={Path(args.start) / 'policy'}", f"trainer.seed={args.seed}"),
     ]
     if len(words) == 2:
-        shop = shop_words(chosen.start, cut=args.cut, data=args.data, tiny=args.tiny)
+        shop = shop_words(chosen.start, cut=args.cut, data=args.train_data or args.data, tiny=args.tiny)
+        shop += [f"data.train_files={Path(args.train_data) / f'cut{args.cut}.parquet'}"] if args.train_data else []
         words += [*shop, *engine_words(args.engine), *chosen.words, *args.words, f"trainer.output_dir={directory}"]
         words += ["trainer.test_freq=-1", "trainer.val_before_train=false"]
         words += ["trainer.save_freq=0", "trainer.max_actor_ckpt_to_keep=1", "trainer.logger=[]"]
     elif args.data:
-        words.append(f"env.webshop.data_dir={args.data}")
+        words.append(f"env.webshop.data_dir={args.train_data or args.data}")
     words.append(f"trainer.total_updates={args.updates}")  # where a falling learning rate arrives
     settings, notes, _ = resolve(words)
     for note in notes:
@@ -275,7 +279,7 @@ def play_arm(args: argparse.Namespace) -> None:
         try:
             for note in run.notes + run.engine.notes:
                 say(f"note: {note}")
-            test = HeldOutGoals.of(settings, run.world, run.engine, ranks, num=args.test_goals)
+            test = HeldOutGoals.of(*test_place(args, run), run.engine, ranks, num=args.test_goals)
             new = {
                 **machine(settings.actor_rollout_ref.rollout.name),
                 "command": command_to_keep("benchmarks/gpu/learning.py", args.command_words),
@@ -283,7 +287,7 @@ def play_arm(args: argparse.Namespace) -> None:
                 "seed": args.seed,
                 "seconds": args.seconds,
                 "place": place_name(chosen.start, cut=args.cut),
-                "differs_in": [*chosen.words, *args.words],
+                "differs_in": [*chosen.words, *args.words, *(["--train-data MORE"] if args.train_data else [])],
                 "settings": settings_to_keep(flatten(settings)),
                 "hashes": run.state.hashes,
                 "start": made,
@@ -306,6 +310,14 @@ def play_arm(args: argparse.Namespace) -> None:
         finally:
             run.log.close()
             run.engine.close()
+
+
+def test_place(args: argparse.Namespace, run: Run) -> tuple[Settings, World]:
+    """Settings and world of the test goals: the run's, unless it trains in another catalogue."""
+    if not args.train_data:
+        return run.settings, run.world
+    env = replace(run.settings.env, webshop=replace(run.settings.env.webshop, data_dir=args.data))
+    return replace(run.settings, env=env), open_world(env)
 
 
 def read_start(directory: Path, place: str) -> dict[str, Any]:
@@ -385,6 +397,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     second.add_argument("name", help=", ".join(ARMS))
     second.add_argument("--start", required=True, help="directory that start wrote")
     second.add_argument("--out", required=True, help="directory for the arm's JSON")
+    second.add_argument("--train-data", help="directory that more_products.py wrote, to train in; tests are --data's")
     second.add_argument("--runs", default="outputs/learning", help="directory for runs with their checkpoints")
     second.add_argument("--label", default="", help="added to the arm's name, where words make it another")
     second.add_argument("--seconds", type=float, default=480.0, help="training in all; measuring does not count")
