@@ -12,7 +12,7 @@ import torch
 
 GIB = 2.0**30
 FULL_COLLECTION_AFTER = 200
-"""Collections of younger objects between two of all objects: what 20 to 30 rollouts make. Python's own choice is 10."""
+"""Collections of younger objects between two of all objects: what 20 to 50 rollouts make. Python's own choice is 10."""
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:

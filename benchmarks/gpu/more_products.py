@@ -44,15 +44,16 @@ def places_of_attributes(instructions: Mapping[str, Mapping[str, Any]], kinds: M
 
     Args:
         instructions: By asin, as in items_ins*.json.
-        kinds: By asin, what a product is called in its instruction.
+        kinds: By asin, what a product is called in its instruction; not empty.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for asin, entry in instructions.items():
-        before, found, after = (entry.get("instruction") or "").removeprefix(FIND).partition(kinds[asin])
+    for asin, kind in kinds.items():
+        entry = instructions.get(asin, {})
+        before, found, after = (entry.get("instruction") or "").removeprefix(FIND).partition(kind)
         for attribute in entry.get("instruction_attributes") or () if found else ():
             if attribute in before:
                 counts[attribute]["before"] += 1
-            elif lead := _LEAD.findall(after.partition(attribute)[0]):
+            elif attribute in after and (lead := _LEAD.findall(after.partition(attribute)[0])):
                 counts[attribute][lead[-1]] += 1
     return {attribute: max(PLACES, key=lambda place: seen[place]) for attribute, seen in counts.items()}
 
@@ -68,13 +69,13 @@ def with_more(
     products: Sequence[Mapping[str, Any]], instructions: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """items_ins*.json with an instruction for each product that has an attribute which others ask for."""
-    kinds = {product["asin"]: str(product["query"]).lower().strip() for product in products}
+    kinds = {product["asin"]: kind for product in products if (kind := str(product["query"]).lower().strip())}
     places = places_of_attributes(instructions, kinds)
     more = {}
     for asin, entry in instructions.items():
         attributes = [attribute for attribute in entry["attributes"] if attribute in places]
         more[asin] = dict(entry)
-        if not entry.get("instruction") and attributes and kinds.get(asin):
+        if not entry.get("instruction") and attributes and asin in kinds:
             more[asin] |= {
                 "instruction": composed(kinds[asin], attributes, places),
                 "instruction_attributes": attributes,
