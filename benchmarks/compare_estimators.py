@@ -26,14 +26,12 @@ import yaml
 from machine import RESULTS, describe_machine, run_script, write_result
 
 from trainers.display import read_metrics
-from trainers.estimates import Estimate, mean_estimate, paired_share_estimate
+from trainers.estimates import mean_estimate, paired_share_estimate, runs_estimate
 from trainers.settings import SettingsError
 from webshop_env.errors import ShopGymError
 
 ROOT = Path(__file__).resolve().parent.parent
 MAY_DIFFER = ("algorithm.adv_estimator", "trainer.seed", "trainer.output_dir", "trainer.experiment_name")
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95 % quantile of Student's distribution for the mean of so many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +122,12 @@ def compare(runs: Sequence[FinishedRun], estimators: tuple[str, str]) -> dict[st
         "over_seeds": {
             name: {
                 "over_goals": asdict(mean_estimate(np.mean(values, axis=0), lowest=-1.0)),
-                "over_runs": asdict(over_runs([float(np.mean(row)) for row in values])),
+                "over_runs": asdict(runs_estimate([float(np.mean(row)) for row in values], lowest=-1.0)),
             }
             for name, values in (("success_difference", won), ("score_difference", scores))
         }
-        | {"rollout_success_difference": {"over_runs": asdict(over_runs(curves))}},
+        | {"rollout_success_difference": {"over_runs": asdict(runs_estimate(curves, lowest=-1.0))}},
     }
-
-
-def over_runs(differences: Sequence[float]) -> Estimate:
-    """Mean of one figure per seed with Student's 95 % interval; a single one has the widest there is."""
-    values = np.asarray(differences, dtype=np.float64)
-    mean, num = float(values.mean()), len(values)
-    if num == 1:
-        return Estimate(mean, -1.0, 1.0, 1)
-    half = T_95.get(num, 1.96) * float(values.std(ddof=1)) / num**0.5
-    return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half), num)
 
 
 def draw(runs: Sequence[FinishedRun], picture: Path) -> bool:

@@ -275,13 +275,16 @@ def test_a_report_compares_arms_goal_by_goal_and_products_where_they_are_kept_ap
         write_arm(tmp_path, "grpo", 0, [1, 0, 0, 0]),
         write_arm(tmp_path, "gigpo", 0, [1, 1, 0, 0]),
         write_arm(tmp_path, "gigpo", 1, [1, 1, 1, 0]),
-        write_arm(tmp_path, "product", 0, [1, 1, 1, 0], split_by="product:0"),
+        write_arm(tmp_path, "product_cut0", 0, [1, 1, 1, 0], split_by="product:0"),
+        write_arm(tmp_path, "product_cut1", 0, [1, 1, 1, 1], split_by="product:1"),
+        write_arm(tmp_path, "product_cut0_more", 0, [0, 0, 0, 0], split_by="product:0"),
     ]
     printed = learning("report", *arms, "--out", str(tmp_path / "report"))
     assert "| gigpo | 0 | published | 1 | 2.00 | 2 | 0.0 [0.0, 49.0] | 50.0 [15.0, 85.0] | 75.0" in printed
     assert re.search(r"\| -25.0 \[[^]]*\], after 1 updates", printed), "grpo against gigpo of one seed, of four goals"
     assert "| 50.0 [0.0, 100.0] over products | 75.0" in printed, "of two products, with three goals and one"
     assert "| gigpo | 2 | 62.5 | 50.0 to 75.0 |" in printed
+    assert "| product | 0 | 2 | 75.0 [0.0, 100.0] | 50.0 to 100.0 |" in printed, "two cuts of one kind of arm"
     assert (tmp_path / "report" / "learning.md").read_text().strip() == printed.strip()
     longer = json.loads(Path(arms[1]).read_text())
     first, last = longer["measurements"]

@@ -13,6 +13,8 @@ import numpy as np
 
 Z_95 = 1.959963984540054
 """Standard normal quantile of two-sided 95 %."""
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Two-sided 95 % quantile of Student's distribution for the mean of so many values."""
 NUM_RESAMPLES = 2000
 BOOTSTRAP_SEED = 233
 
@@ -53,6 +55,23 @@ def mean_estimate(values: np.ndarray, *, lowest: float) -> Estimate:
     mean = float(values.mean())
     half = Z_95 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half), len(values))
+
+
+def runs_estimate(figures: Sequence[float], *, lowest: float) -> Estimate:
+    """Mean of one figure a run, with Student's 95 % interval: how far other runs of the same kind may lie from these.
+
+    Args:
+        figures: Of a run each, in [lowest, 1]; a single one has the widest interval there is.
+        lowest: 0 for shares, -1 for differences of shares.
+    """
+    if len(figures) == 0:
+        raise ValueError("an estimate needs at least one value")
+    values = np.asarray(figures, dtype=np.float64)
+    mean, num = float(values.mean()), len(values)
+    if num == 1:
+        return Estimate(mean, lowest, 1.0, 1)
+    half = T_95.get(num, Z_95) * float(values.std(ddof=1)) / math.sqrt(num)
+    return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half), num)
 
 
 def paired_share_estimate(before: np.ndarray, after: np.ndarray) -> Estimate:

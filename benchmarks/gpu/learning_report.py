@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ from typing import Any
 import numpy as np
 from machine import RESULTS
 
-from trainers.estimates import Estimate, cluster_estimate, mean_estimate, paired_share_estimate, share_estimate
+from trainers.estimates import (
+    Estimate,
+    cluster_estimate,
+    mean_estimate,
+    paired_share_estimate,
+    runs_estimate,
+    share_estimate,
+)
 from trainers.lost_steps import ENDS, KINDS
 from webshop_env.errors import ShopGymError
 
@@ -146,6 +154,33 @@ def seeds_table(arms: Sequence[Arm]) -> str:
     return "\n".join([*head, *lines]) if lines else ""
 
 
+def cuts_table(arms: Sequence[Arm]) -> str:
+    """Markdown: mean over the cuts of arms that differ in their cut alone; "" where none does.
+
+    A cut is another choice of test products, and another training: the interval is over cuts.
+    """
+    lines = []
+    of_cuts = [arm for arm in arms if by_product(arm)]
+    for name, seed in dict.fromkeys((_without_cut(arm), arm["seed"]) for arm in of_cuts):
+        mine = [arm for arm in of_cuts if (_without_cut(arm), arm["seed"]) == (name, seed)]
+        last = [success(arm, as_trained(arm)[-1]).mean for arm in mine]
+        if len(last) > 1:
+            scores = [score(arm, as_trained(arm)[-1]).mean for arm in mine]
+            lines.append(
+                f"| {name} | {seed} | {len(last)} | {percent(runs_estimate(last, lowest=0.0))} | {100 * min(last):.1f} "
+                f"to {100 * max(last):.1f} | {percent(runs_estimate(scores, lowest=0.0))} |"
+            )
+    head = [
+        "| arm | seed | cuts | success over products, mean over cuts (%) | range (%) | score, the same (%) |",
+        "| --- " * 6 + "|",
+    ]
+    return "\n".join([*head, *lines]) if lines else ""
+
+
+def _without_cut(arm: Arm) -> str:
+    return re.sub(r"_cut\d+", "", str(arm["arm"]))
+
+
 def lost_table(arms: Sequence[Arm]) -> str:
     """Markdown: a column for each start and each arm's end, of its first seed; rows are shares in percent."""
     shown: list[str] = []
@@ -218,20 +253,27 @@ def draw_curves(arms: Sequence[Arm], picture: Path) -> None:
 
 def _draw_row(arms: Sequence[Arm], panels: Sequence[Any]) -> None:
     colours = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#57606a", "#bf3989", "#1b7c83", "#953800")
-    names = list(dict.fromkeys(arm["arm"] for arm in arms))
+    styles = ("-", "--", ":", "-.", (0, (1, 3)))
+    names = list(dict.fromkeys(_without_cut(arm) for arm in arms))
+    splits = sorted({arm["goals"]["split_by"] for arm in arms})
     for axes, key in zip(panels, ("updates", "train_s"), strict=True):
         for arm in arms:
-            dash, number = divmod(names.index(arm["arm"]), len(colours))
-            colour, style = colours[number], ("-", "--", ":")[dash % 3]  # more arms than colours
-            is_first_seed = arm is next(other for other in arms if other["arm"] == arm["arm"])
+            name, split = _without_cut(arm), arm["goals"]["split_by"]
+            dash, number = divmod(names.index(name), len(colours))  # more arms than colours
+            colour, style = colours[number], styles[(dash + splits.index(split)) % len(styles)]
+            is_first = arm is next(other for other in arms if _without_cut(other) == name)
             measured = as_trained(arm)
             means = [success(arm, m) for m in measured]
             places = [m[key] for m in measured]
-            label = arm["arm"] if is_first_seed else None
+            label = name if is_first else None
             axes.plot(places, [e.mean for e in means], color=colour, linestyle=style, marker=".", label=label)
+            alpha = 0.1 if len(splits) == 1 else 0.03  # else many lie on each other
             axes.fill_between(
-                places, [e.low for e in means], [e.high for e in means], color=colour, alpha=0.1, linewidth=0
+                places, [e.low for e in means], [e.high for e in means], color=colour, alpha=alpha, linewidth=0
             )
+        if len(splits) > 1:
+            for style, split in zip(styles, splits, strict=False):
+                axes.plot([], [], color="#57606a", linestyle=style, label=f"split {split}")
         axes.axhline(PUBLISHED[0][1] / 100, color="#57606a", linestyle=":", linewidth=1)
         axes.text(0.99, PUBLISHED[0][1] / 100 + 0.01, "published GiGPO, 1.5B", ha="right", fontsize=8, color="#57606a",
                   transform=axes.get_yaxis_transform())  # fmt: skip
@@ -265,6 +307,7 @@ def report(paths: Sequence[Path], out: Path) -> str:
         head(arms),
         results_table(arms, ceilings),
         seeds_table(arms),
+        cuts_table(arms),
         lost_table(arms),
         "![test success](learning.png)",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainers.estimates import cluster_estimate, mean_estimate, paired_share_estimate, share_estimate
+from trainers.estimates import cluster_estimate, mean_estimate, paired_share_estimate, runs_estimate, share_estimate
 
 
 def test_wilson_interval_of_none_of_ten_and_half_of_hundred():
@@ -35,6 +35,15 @@ def test_normal_interval_of_a_mean():
 def test_the_interval_of_a_mean_is_no_wider_than_its_values_can_be():
     lost = mean_estimate(np.array([-1.0, -1.0, 0.0]), lowest=-1.0)
     assert lost.low == -1.0
+
+
+def test_few_runs_have_students_interval():
+    three = runs_estimate([0.6, 0.7, 0.8], lowest=0.0)
+    assert (three.mean, three.low, three.high) == pytest.approx((0.7, 0.4516, 0.9484), abs=1e-4)
+    assert runs_estimate([0.1, 0.9], lowest=0.0) == type(three)(0.5, 0.0, 1.0, 2), "no wider than shares can be"
+    assert runs_estimate([0.2], lowest=-1.0) == type(three)(0.2, -1.0, 1.0, 1), "one run tells nothing about others"
+    with pytest.raises(ValueError, match="at least one"):
+        runs_estimate([], lowest=0.0)
 
 
 def test_the_paired_interval_of_shares_by_hand():
