@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollout.engines.prompts import writable
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ class ActionGrammar:
         """Remembers the tokens of texts, all at once; None for a text that does not come back."""
         new = [text for text in texts if text not in self._token_cache]
         if new:
-            rows = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            rows = self.tokenizer([writable(text) for text in new], add_special_tokens=False)["input_ids"]
             decoded = self.tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
             for text, ids, back in zip(new, rows, decoded, strict=True):
                 self._token_cache[text] = tuple(int(i) for i in ids) if back == text else None

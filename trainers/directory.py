@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from trainers.ranks import Ranks
 from trainers.settings import Settings, SettingsError, flatten
 
 
-def run_directory(settings: Settings) -> Path:
-    """Where the run writes: that of the run resumed, the one asked for, or the next free one in outputs/."""
+def run_directory(settings: Settings, *, but: Collection[Path] = ()) -> Path:
+    """Where the run writes: that of the run resumed, the one asked for, or the next free one in outputs/ `but` some."""
     trainer = settings.trainer
     if trainer.resume_from:
         path = Path(trainer.resume_from).expanduser().resolve()
@@ -39,7 +39,7 @@ def run_directory(settings: Settings) -> Path:
         return path
     name = trainer.experiment_name or Path(settings.recipe).stem
     path, number = Path("outputs") / name, 1
-    while (path / SETTINGS).is_file() or (path / CHECKPOINTS).is_dir():
+    while (path / SETTINGS).is_file() or (path / CHECKPOINTS).is_dir() or path in but:
         number += 1
         path = Path("outputs") / f"{name}-{number}"
     return path
@@ -57,6 +57,7 @@ def only_writer(directory: Path, ranks: Ranks) -> Iterator[None]:
     refusal = None
     with ExitStack() as held:
         if ranks.is_first:
+            directory.mkdir(parents=True, exist_ok=True)
             file = held.enter_context(open(directory / LOCK, "a", encoding="utf-8"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,10 +71,34 @@ def only_writer(directory: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-def shared_directory(settings: Settings, ranks: Ranks) -> Path:
+def shared_directory(settings: Settings, ranks: Ranks, *, but: Collection[Path] = ()) -> Path:
     """The run directory of all ranks: that of the first."""
-    directory: Path = ranks.gather(run_directory(settings) if ranks.is_first else None)[0]
+    directory: Path = ranks.gather(run_directory(settings, but=but) if ranks.is_first else None)[0]
     return directory
+
+
+def new_directory(settings: Settings, ranks: Ranks, held: ExitStack) -> Path:
+    """The directory of a new run, locked as `only_writer` does it until `held` ends.
+
+    Of two runs that begin at the same moment one gets it before the other has written anything there.
+
+    Raises:
+        SettingsError: The one asked for is another process's, or has become a run's; on every rank.
+    """
+    in_use: list[Path] = []
+    while True:
+        directory = shared_directory(settings, ranks, but=in_use)
+        with ExitStack() as locked:
+            try:
+                locked.enter_context(only_writer(directory, ranks))
+            except SettingsError:
+                if settings.trainer.output_dir:
+                    raise
+                in_use.append(directory)
+                continue
+            if shared_directory(settings, ranks, but=in_use) == directory:  # and nobody's run by now
+                held.push(locked.pop_all())
+                return directory
 
 
 def take_directory(directory: Path, settings: Settings, state: RunState) -> None:

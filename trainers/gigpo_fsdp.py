@@ -296,9 +296,7 @@ def train_on_ranks(settings: Settings, notes: list[str], is_asked_to_end: Callab
         with told_in_one_line(settings, ranks):
             if settings.trainer.resume_from:  # before its checkpoints are looked at
                 held.enter_context(only_writer(shared_directory(settings, ranks), ranks))
-            run = open_run(settings, ranks)
-            if not settings.trainer.resume_from:
-                held.enter_context(only_writer(run.directory, ranks))
+            run = open_run(settings, ranks, held)
         run.interrupts.is_asked_elsewhere = is_asked_to_end
         try:
             introduce(run, notes)

@@ -40,10 +40,10 @@ def collect_over_ranks(
     mine = ranks.block(len(goals), ranks_per_share=led.groups.size if led else 1)
     share: StepBatch | None = None
     failure: ShopGymError | None = None
-    if led and not led.groups.is_leader:
-        led.follow()
-    elif len(mine):
-        try:
+    try:
+        if led and not led.groups.is_leader:
+            led.follow()
+        elif len(mine):
             share = collector.collect(
                 goals[mine.start : mine.stop],
                 policy,
@@ -54,8 +54,8 @@ def collect_over_ranks(
                 first_episode=(first_group + mine.start) * group_size,
                 weight_version=weight_version,
             )
-        except ShopGymError as error:  # the others must hear of it, or they wait for this rank's rows
-            failure = error
+    except ShopGymError as error:  # the others must hear of it, or they wait for this rank's rows
+        failure = error
     if led and led.groups.is_leader:
         led.has_played()
     gathered = ranks.gather((share, None if failure is None else str(failure)))

@@ -17,6 +17,7 @@ from trainers.checkpoint import RunState, find_checkpoint, read_state, restore
 from trainers.directory import (
     change_notes,
     from_anywhere,
+    new_directory,
     run_directory,
     settings_before,
     shared_directory,
@@ -76,8 +77,15 @@ class Run:
     """What to tell about how it goes on."""
 
 
-def open_run(settings: Settings, ranks: Ranks) -> Run:
-    """Makes or resumes everything, in an order in which mistakes show before anything is written."""
+def open_run(settings: Settings, ranks: Ranks, held: ExitStack | None = None) -> Run:
+    """Makes or resumes everything, in an order in which mistakes show before anything is written.
+
+    Args:
+        settings: All of them.
+        ranks: Who works together.
+        held: Keeps the lock of a new run's directory, where nobody else can write there meanwhile; None for a caller
+            whose directory is nobody else's. That of a resumed run is locked before its checkpoints are looked at.
+    """
     check_ranks(settings, ranks)
     require_boards(settings.trainer.logger, is_first=ranks.is_first)
     RowConfig.of(settings, num_ranks=ranks.world)
@@ -124,7 +132,10 @@ def open_run(settings: Settings, ranks: Ranks) -> Run:
             restore(checkpoint, actor)
         engine.load_weights(actor.full_weights(engine.dtype), version=state.updates_done)
         engine.pop_seconds()  # no update's
-        directory = shared_directory(settings, ranks)
+        if resumed or held is None:
+            directory = shared_directory(settings, ranks)
+        else:
+            directory = new_directory(settings, ranks, held)
         boards = open_boards(settings, directory, state.metrics) if ranks.is_first else []
         for board in boards:
             undo.callback(board.close)

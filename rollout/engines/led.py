@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from webshop_env.errors import ShopGymError
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -77,10 +79,20 @@ class LedEngine:
         return self.part.generate(requests, params)
 
     def follow(self) -> None:
-        """Does what the leader does, until it has played."""
+        """Does what the leader does, until it has played.
+
+        Raises:
+            ShopGymError: The part refused a call, as the leader's did, which says so to everybody when it has played.
+        """
+        refusal: ShopGymError | None = None
         while (call := self.groups.send(None)) is not None:
             name, arguments = call
-            getattr(self.part, name)(*arguments)
+            try:
+                getattr(self.part, name)(*arguments)
+            except ShopGymError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
 
     def has_played(self) -> None:
         """Lets the followers go on with what all ranks do together."""

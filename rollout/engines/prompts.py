@@ -45,7 +45,7 @@ class PromptEncoder:
     def encode_all(self, prompts: Sequence[str]) -> list[np.ndarray]:
         """Several prompts, each as `encode` does it; those that are new are tokenised together."""
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._encoded]
-        for prompt, ids in zip(new, self._ids_fast(new), strict=True):
+        for prompt, ids in zip(new, self._ids_fast([writable(prompt) for prompt in new]), strict=True):
             self._encoded[prompt] = np.asarray(ids, dtype=np.int32)
         found = []
         for prompt in prompts:
@@ -72,6 +72,11 @@ class PromptEncoder:
             return [encoded.ids for encoded in backend.encode_batch_fast(list(prompts))]
         texts = self._tokenizer.apply_chat_template(_conversations(prompts), add_generation_prompt=True, tokenize=False)
         return [encoded.ids for encoded in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def writable(text: str) -> str:
+    """The text with "?" for each half of a surrogate pair, which odd catalogues hold and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _conversations(prompts: Sequence[str]) -> list[list[dict[str, str]]]:

@@ -169,3 +169,10 @@ def test_a_tokenizer_without_eos_is_refused() -> None:
     tokenizer.eos_token = None
     with pytest.raises(ShopGymError, match="EOS"):
         ActionGrammar(tokenizer)
+
+
+def test_an_action_with_half_a_surrogate_pair_is_left_out_as_no_tokenizer_gives_it_back() -> None:
+    grammar = ActionGrammar(small_tokenizer(), max_tokens=60)
+    odd = "click[red \ud83d]"
+    assert grammar.start((*PAGE, odd)).allowed().tolist() == grammar.start(PAGE).allowed().tolist()
+    assert grammar.left_out == {odd}

@@ -56,3 +56,9 @@ def test_several_prompts_are_encoded_like_each_alone(template) -> None:
     assert [ids.tolist() for ids in together] == [PromptEncoder(tokenizer).encode(p).tolist() for p in prompts]
     assert together[0] is together[3] is encoder.encode(PROMPT)
     assert encoder.encode_all([]) == []
+
+
+def test_half_a_surrogate_pair_of_an_odd_catalogue_is_a_question_mark() -> None:
+    encoder = PromptEncoder(small_tokenizer())
+    assert encoder.encode("lovely mug \ud83d!").tolist() == encoder.encode("lovely mug ?!").tolist()
+    assert encoder.encode("mug \U0001f600").tolist() != encoder.encode("mug ?").tolist(), "a whole pair is a character"

@@ -19,6 +19,7 @@ from rollout.engines.led import LedEngine, RankGroups
 from rollout.engines.scripted import ScriptedPolicy
 from trainers.ranks import Ranks, leave_process, start_ranks, stop_ranks
 from trainers.rollouts import collect_over_ranks
+from webshop_env.errors import ShopGymError
 
 PARAMS = SamplingParams(max_tokens=64)
 PATH = ["down", "down", "right", "right", "down", "right"]
@@ -31,10 +32,12 @@ class Part(ScriptedPolicy):
 
     def __init__(self, groups: RankGroups | None = None) -> None:
         super().__init__(lambda prompt, admissible: "")
-        self.groups, self.calls = groups, 0
+        self.groups, self.calls, self.refuses = groups, 0, False
         self._queue: list[tuple[int, GenerationRequest]] = []
 
     def submit(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[int]:
+        if self.refuses:
+            raise ShopGymError("a prompt is too long")
         numbers = list(range(self.calls, self.calls + len(requests)))
         self._queue += zip(numbers, requests, strict=True)
         self.calls += len(requests)
@@ -74,6 +77,13 @@ def main(out: Path) -> None:
         assert all(other == rows for other in ranks.gather(rows))
         found["rows"][",".join(map(str, goals))] = rows
         found["calls"].append(ranks.gather(part.calls))
+    part.refuses = True
+    try:
+        play(engine, ranks, [0, 1, 2])
+    except ShopGymError as error:
+        found["refusals"] = ranks.gather(str(error))
+    part.refuses = False
+    found["after"] = rows_of(play(engine, ranks, [1]))
     if ranks.is_first:
         out.write_text(json.dumps(found))
     ranks.barrier()

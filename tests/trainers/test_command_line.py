@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import sys
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from data.prepare import main as prepare
 from rollout.engines import vllm_install
 from trainers import evaluation, gigpo_fsdp, sft
 from trainers.command import run_command
-from trainers.directory import only_writer, run_directory
+from trainers.directory import new_directory, only_writer, run_directory
 from trainers.engines import require_equal_parts
 from trainers.models import make_small_policy, save_policy, train_tokenizer
 from trainers.ranks import Ranks
@@ -378,6 +379,42 @@ def test_a_run_that_is_being_written_is_not_gone_on_with(finished_run):
     assert "is being written by another process" in error
     with only_writer(finished_run, Ranks(0, 1, torch.device("cpu"), None)):
         pass  # the refusal left no lock
+
+
+def test_of_two_runs_that_begin_at_once_one_writes_to_a_directory(tmp_path, policy, monkeypatch):
+    alone, place = Ranks(0, 1, torch.device("cpu"), None), tmp_path / "here"
+    (tmp_path / "called").mkdir()
+    monkeypatch.chdir(tmp_path / "called")
+    named, unnamed = resolve([f"trainer.output_dir={place}"])[0], resolve(["trainer.experiment_name=mine"])[0]
+    with ExitStack() as first, ExitStack() as second:
+        assert new_directory(named, alone, first) == place
+        error = complaint(
+            gigpo_fsdp.main, *SMALL, f"actor_rollout_ref.model.path={policy}", f"trainer.output_dir={place}"
+        )
+        assert f"{place} is being written by another process" in error
+        assert [path.name for path in place.iterdir()] == [".lock"], "nothing of the first's is touched"
+        assert new_directory(unnamed, alone, first) == Path("outputs/mine")
+        assert new_directory(unnamed, alone, second) == Path("outputs/mine-2"), "the first has no settings there yet"
+    (place / "settings.yaml").touch()
+    with ExitStack() as third, pytest.raises(SettingsError, match="here holds a run"):
+        new_directory(named, alone, third)
+
+
+def test_a_directory_that_became_a_runs_while_its_lock_was_waited_for_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    alone = Ranks(0, 1, torch.device("cpu"), None)
+
+    @contextmanager
+    def after_another(directory, ranks):
+        directory.mkdir(parents=True, exist_ok=True)
+        if directory.name == "mine":
+            (directory / "settings.yaml").touch()
+        yield
+
+    monkeypatch.setattr("trainers.directory.only_writer", after_another)
+    with ExitStack() as held:
+        found = new_directory(resolve(["trainer.experiment_name=mine"])[0], alone, held)
+    assert found == Path("outputs/mine-2")
 
 
 def test_of_many_ranks_the_first_one_refuses(capsys, monkeypatch):

@@ -32,3 +32,5 @@ def test_four_ranks_with_two_engines_play_what_one_process_plays(tmp_path: Path)
         assert rows == rows_of(play(Part(), start_ranks("cpu"), [int(goal) for goal in goals.split(",")]))
     for leader, follower, other_leader, other_follower in found["calls"]:
         assert leader == follower > other_leader == other_follower > 0, "a group goes to the first engine, none waits"
+    assert found["refusals"] == ["a prompt is too long"] * 4, "every rank says why, those that follow too"
+    assert found["after"] == found["rows"]["1"], "and all are where they were"
