@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rollout.engines.prompts import writable
 from rollout.types import StepBatch, ragged
 from webshop_env.errors import ShopGymError
 
@@ -53,6 +54,8 @@ def save_batch(
 ) -> Path:
     """Writes a batch as one Parquet file, which is there whole or not at all; a file of that name is replaced.
 
+    Halves of surrogate pairs, which odd catalogues hold, become question marks in it.
+
     Args:
         batch: Any rows.
         path: Where to.
@@ -76,7 +79,8 @@ def save_batch(
         "world": dict(world or {}),
     }
     columns = {name: _to_arrow(pa, name, getattr(batch, name)) for name in _COLUMNS if getattr(batch, name) is not None}
-    columns["anchor"] = pa.array([batch.anchor_texts[i] for i in batch.anchor_id], pa.string())
+    anchors = [writable(text) for text in batch.anchor_texts]
+    columns["anchor"] = pa.array([anchors[i] for i in batch.anchor_id], pa.string())
     columns |= {name: pa.array(values) for name, values in (extra or {}).items()}
     table = pa.table(columns).replace_schema_metadata({"shopgym_step_batch": json.dumps(about)})
     try:
@@ -173,9 +177,9 @@ def _to_arrow(pa: Any, name: str, column: np.ndarray) -> pyarrow.Array:
         values = np.concatenate(column) if len(column) else np.zeros(0, types.pop())
         return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
     if name == "admissible":
-        return pa.array([None if row is None else list(row) for row in column], pa.list_(pa.string()))
+        return pa.array([None if row is None else list(map(writable, row)) for row in column], pa.list_(pa.string()))
     if name in _TEXTS:
-        return pa.array(column.tolist(), pa.string())
+        return pa.array([None if text is None else writable(text) for text in column.tolist()], pa.string())
     return pa.array(column)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import yaml
 
+from rollout.engines.prompts import writable
 from rollout.filters import FilterConfig, collect_until_groups_differ
 from rollout.flatten import concatenate
 from rollout.report import sample_report
@@ -197,7 +198,7 @@ def write_sample(run: Run, rows: StepBatch) -> None:
     if run.ranks.is_first:
         text = sample_report(rows, decode=lambda ids: str(run.tokenizer.decode(ids, skip_special_tokens=True)))
         with can_do_without(run):
-            write_atomically(validation_file(run).with_suffix(".txt"), text)
+            write_atomically(validation_file(run).with_suffix(".txt"), writable(text))
             write_rows(run, rows, validation_file(run).with_suffix(".parquet"))
 
 

@@ -107,6 +107,19 @@ def test_rows_left_out_do_not_renumber_pages(tmp_path) -> None:
     assert_equal(load_batch(save_batch(batch, tmp_path / "b.parquet")), batch)
 
 
+def test_half_a_surrogate_pair_of_an_odd_catalogue_is_a_question_mark(tmp_path) -> None:
+    batch = shop_batch()
+    odd = replace(
+        batch,
+        anchor_texts=tuple(f"{text} \ud83d" for text in batch.anchor_texts),
+        admissible=ragged([None if row is None else (*row, "click[red \ud83d]") for row in batch.admissible]),
+        action=ragged([None if action is None else "click[\ud83d]" for action in batch.action]),
+    )
+    back = load_batch(save_batch(odd, tmp_path / "rows.parquet"))
+    assert back.anchor_texts[0] == f"{batch.anchor_texts[0]} ?"
+    assert back.admissible[0][-1] == "click[red ?]" and "click[?]" in back.action.tolist()
+
+
 def test_other_tools_can_read_it(tmp_path) -> None:
     batch = shop_batch()
     table = pyarrow.parquet.read_table(save_batch(batch, tmp_path / "b.parquet"))

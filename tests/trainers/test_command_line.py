@@ -25,6 +25,7 @@ from trainers.ranks import Ranks
 from trainers.run import check_ranks
 from trainers.settings import SettingsError, resolve
 from webshop_env.errors import ShopGymError
+from webshop_env.shop import EMBEDDED_CATALOGUE
 
 SMALL = [
     "trainer.total_updates=1",
@@ -379,6 +380,27 @@ def test_a_run_that_is_being_written_is_not_gone_on_with(finished_run):
     assert "is being written by another process" in error
     with only_writer(finished_run, Ranks(0, 1, torch.device("cpu"), None)):
         pass  # the refusal left no lock
+
+
+@pytest.mark.parametrize("constrained", ["true", "false"])
+def test_a_catalogue_with_halves_of_surrogate_pairs_is_trained_in(tmp_path, policy, constrained):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(EMBEDDED_CATALOGUE, data, copy_function=shutil.copyfile)
+    products = json.loads((data / "items_shuffle_1000.json").read_text())
+    for product in products:
+        product["name"] += " \ud83d"
+        for choice in (choice for group in product["customization_options"].values() for choice in group):
+            choice["value"] += "\ud83d"
+    (data / "items_shuffle_1000.json").write_text(json.dumps(products))
+    words = [*SMALL, f"env.webshop.data_dir={data}", "data.val_batch_size=2", "trainer.test_freq=1", "env.max_steps=5"]
+    gigpo_fsdp.main(
+        [
+            *(*words, f"actor_rollout_ref.model.path={policy}", f"actor_rollout_ref.rollout.constrained={constrained}"),
+            f"trainer.output_dir={run}",
+        ]
+    )
+    kept = {path.name for path in run.glob("*/update_000001.*")}
+    assert kept == {"update_000001.json", "update_000001.txt", "update_000001.parquet"}
 
 
 def test_of_two_runs_that_begin_at_once_one_writes_to_a_directory(tmp_path, policy, monkeypatch):
