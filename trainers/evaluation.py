@@ -24,8 +24,9 @@ if __name__ == "__main__":  # before torch: threads that wait by spinning starve
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -117,6 +118,13 @@ class Evaluation:
     """[N] in [0, 1]; 0 without a purchase."""
     episode_length: list[int]
     """[N] steps."""
+    lost_goals: list[int] = field(default_factory=list)
+    """Goals that were to be played too, rising, but whose environment was lost twice: nothing is known of them."""
+
+    @property
+    def asked_goals(self) -> list[int]:
+        """All goals that were to be played, rising."""
+        return sorted([*self.goal_index, *self.lost_goals])
 
     @property
     def goals_hash(self) -> str:
@@ -164,17 +172,25 @@ class Evaluation:
 def paired_differences(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
     """How much `after` is better, goal by goal: success with a score interval, score with the normal one, 95 % each.
 
-    Where the splits are cut between products, also the mean over products of their mean differences.
+    Where the splits are cut between products, also the mean over products of their mean differences. Goals that either
+    of the two lost are left out.
 
     Raises:
-        SettingsError: The two were not made on the same goals of the same catalogue.
+        SettingsError: The two were not made on the same goals of the same catalogue, or neither kept one that the
+            other has.
     """
-    require_same_goals(before, goal_list=after.goal_list, goal_index=after.goal_index)
-    won = np.asarray(before.won), np.asarray(after.won)
-    score = np.asarray(after.task_score) - np.asarray(before.task_score)
+    require_same_goals(before, goal_list=after.goal_list, goal_index=after.asked_goals)
+    lost = {*before.lost_goals, *after.lost_goals}
+    kept = [[i for i, goal in enumerate(e.goal_index) if goal not in lost] for e in (before, after)]
+    if not kept[0]:
+        raise SettingsError(
+            "the two evaluations have no goal in common whose environment was not lost; play them again"
+        )
+    won = np.asarray(before.won)[kept[0]], np.asarray(after.won)[kept[1]]
+    score = np.asarray(after.task_score)[kept[1]] - np.asarray(before.task_score)[kept[0]]
     found = {"success": paired_share_estimate(*won), "score": mean_estimate(score, lowest=-1.0)}
     if after._has_clusters:
-        products = [str(asin) for asin in after.product]
+        products = [str(after.product[i]) for i in kept[1]]
         found["success by product"] = cluster_estimate(won[1].astype(float) - won[0], products)
         found["score by product"] = cluster_estimate(score, products)
     return found
@@ -187,11 +203,14 @@ def pairing_notes(before: Evaluation, after: Evaluation) -> list[str]:
     """
     then = {"temperature": before.temperature, "seed": before.seed, **before.setup}
     now = {"temperature": after.temperature, "seed": after.seed, **after.setup}
-    return [
+    notes = [
         f"the earlier evaluation had {name} {then[name]}, this one has {now[name]}"
         for name in then
         if name in now and then[name] != now[name]
     ]
+    if lost := {*before.lost_goals, *after.lost_goals}:
+        notes.append(f"{len(lost)} of {len(after.asked_goals)} goals are not compared: their environments were lost")
+    return notes
 
 
 def require_same_goals(before: Evaluation, *, goal_list: GoalList, goal_index: list[int]) -> None:
@@ -200,15 +219,15 @@ def require_same_goals(before: Evaluation, *, goal_list: GoalList, goal_index: l
     Raises:
         SettingsError: It was made in another environment, on another catalogue or on other goals of it.
     """
-    for field in fields(GoalList):
-        then, now = getattr(before.goal_list, field.name), getattr(goal_list, field.name)
-        is_unknown = field.name == "env_seed" and None in (then, now)
+    for part in fields(GoalList):
+        then, now = getattr(before.goal_list, part.name), getattr(goal_list, part.name)
+        is_unknown = part.name == "env_seed" and None in (then, now)
         if then != now and not is_unknown:
-            name = field.name.replace("_", " ")
+            name = part.name.replace("_", " ")
             raise SettingsError(
                 f"the two evaluations differ in their {name}, {then} and {now}; they cannot be compared"
             )
-    if before.goal_index != goal_index:
+    if before.asked_goals != sorted(goal_index):
         raise SettingsError("the two evaluations were made on different goals; use the same split and number of goals")
 
 
@@ -229,6 +248,8 @@ def evaluate(
     weight_version: int | None = None,
 ) -> Evaluation:
     """Plays each goal once; `on_rows` gets all rows, on every rank. The policy is called `name` in the result.
+
+    Goals whose environment is lost twice are `lost_goals` there.
 
     Where a `weight_version` is given, a policy of another is an error.
     """
@@ -256,6 +277,7 @@ def evaluate(
         won=rows.won[firsts].tolist(),
         task_score=rows.task_score[firsts].astype(np.float64).tolist(),
         episode_length=rows.episode_length[firsts].tolist(),
+        lost_goals=sorted((Counter(goals.tolist()) - Counter(played.tolist())).elements()),
     )
 
 
@@ -305,6 +327,8 @@ def read_evaluation(saved: Mapping[str, Any]) -> Evaluation:
     fields_of_it = {name: value for name, value in saved.items() if name != "summary"}
     evaluation = Evaluation(**{**fields_of_it, "goal_list": GoalList(**saved.get("goal_list", {}))})
     columns = [getattr(evaluation, name) for name in COLUMNS]
+    if not isinstance(evaluation.lost_goals, list):
+        raise TypeError("lost goals are no list")
     if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
         raise TypeError("columns of other lengths")
     return evaluation
@@ -535,11 +559,12 @@ def compare(paths: Sequence[str]) -> None:
 
 
 def _figures(evaluation: Evaluation) -> list[str]:
-    num, goals = len(evaluation.goal_index), evaluation.goal_list
+    num, lost, goals = len(evaluation.goal_index), len(evaluation.lost_goals), evaluation.goal_list
     return [
         f"{evaluation.policy} on {num} {evaluation.split} goals of {goals.environment} (catalogue "
         f"{goals.catalogue_hash[:16]}, goals {evaluation.goals_hash}), temperature {evaluation.temperature}, "
         f"seed {evaluation.seed}",
+        *([f"{lost} goals lost their environments and are left out"] if lost else []),
         *(f"{name:7} {estimate}" for name, estimate in evaluation.estimates().items()),
     ]
 

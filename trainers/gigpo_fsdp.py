@@ -175,6 +175,10 @@ def validate(run: Run) -> Evaluation:
             on_rows=lambda rows: write_sample(run, rows),
             weight_version=done,
         )
+    if lost := len(evaluation.lost_goals):
+        run.log.say(
+            f"warning: {lost} of {len(run.validation_goals)} validation goals lost their environments: left out"
+        )
     run.log.log(done, evaluation.metrics())
     if run.ranks.is_first:
         save_evaluation(evaluation, validation_file(run))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,9 @@ import pytest
 from endpoint import serving
 from pyarrow import parquet
 
+from env_manager import EnvConfig, EnvManager
+from rollout import SamplingParams, TrajectoryCollector
+from rollout.engines.scripted import ScriptedPolicy
 from trainers import evaluation as command
 from trainers.errors import TrainingError
 from trainers.evaluation import (
@@ -21,11 +24,15 @@ from trainers.evaluation import (
     load_evaluation,
     paired_differences,
     pairing_notes,
+    read_evaluation,
     save_evaluation,
     save_results,
     setup_of,
 )
+from trainers.ranks import start_ranks
+from trainers.run import refuse_other_validations
 from trainers.settings import SettingsError, resolve
+from trainers.worlds import open_world
 from webshop_env.errors import ShopGymError
 from webshop_env.shop import open_shop
 
@@ -76,6 +83,50 @@ def test_other_goals_or_catalogues_are_not_compared():
     before = evaluation([True, False])
     with pytest.raises(SettingsError, match="different goals"):
         paired_differences(before, evaluation([True, False], goal_index=[0, 2]))
+
+
+def test_goals_whose_environment_was_lost_are_left_out_of_a_comparison():
+    whole = evaluation([True, False, True, False])
+    lost = evaluation([True, True, False], goal_index=[0, 1, 3], lost_goals=[2])
+    for before, after, gain in ((whole, lost, 1 / 3), (lost, whole, -1 / 3)):
+        difference = paired_differences(before, after)["success"]
+        assert (difference.mean, difference.num) == (pytest.approx(gain), 3)
+        assert pairing_notes(before, after) == ["1 of 4 goals are not compared: their environments were lost"]
+    other = evaluation([True, True, False], goal_index=[0, 1, 3], lost_goals=[4])
+    with pytest.raises(SettingsError, match="different goals"):
+        paired_differences(whole, other)
+    halves = [evaluation([True], goal_index=[i], lost_goals=[1 - i]) for i in (0, 1)]
+    with pytest.raises(SettingsError, match="no goal in common whose environment was not lost"):
+        paired_differences(*halves)
+
+
+def test_a_goal_whose_environment_is_lost_twice_is_named_and_a_run_can_go_on():
+    settings = resolve([])[0]
+    world = open_world(settings.env)
+    goals, goal_list = world.split("eval")[:3], goal_list_of(settings.env, world.catalogue_hash)
+    manager = EnvManager("WebShop-v1", 3, EnvConfig(prompt="compact", max_steps=2), {"shop": world})
+    step, losses = manager.step, []
+
+    def lossy(replies, slots=None, **kwargs):
+        result = step(replies, slots, **kwargs)
+        for s, slot in enumerate(result.slots):
+            if slot == 0 and len(losses) < 2:  # the first goal's, then its again
+                losses.append(slot)
+                result.failed[s] = result.truncated[s] = True
+                result.observations.is_live[slot] = False
+        return result
+
+    manager.step = lossy
+    found = command.evaluate(
+        *(TrajectoryCollector(manager), ScriptedPolicy(lambda prompt, actions: "<action>search[mug]</action>"), goals),
+        *(SamplingParams(max_tokens=64), start_ranks("cpu")),
+        **{"seed": 0, "world": world, "goal_list": goal_list, "split": "eval", "setup": {}, "name": "a script"},
+    )
+    assert (found.goal_index, found.lost_goals) == (goals[1:].tolist(), goals[:1].tolist())
+    assert read_evaluation(json.loads(json.dumps(asdict(found)))) == found
+    refuse_other_validations(asdict(found), goal_list, goals)
+    with pytest.raises(SettingsError, match="different goals"):
+        refuse_other_validations(asdict(found), goal_list, goals[1:])
 
 
 @pytest.mark.parametrize(
