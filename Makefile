@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .PHONY: demo test test-benchmarks test-vllm lint format clean
 
-demo: $(VENV)/.train  ## train the embedded policy on the embedded catalogue (10 minutes on two cores)
+demo: $(VENV)/.train  ## train the embedded policy on the embedded catalogue (some seven minutes on two cores, installation included)
 	$(BIN)/python trainers/gigpo_fsdp.py
 
 test: $(VENV)/.dev  ## the test suite without optional extras and without what the benchmarks' own tests run

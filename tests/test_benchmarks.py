@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -295,6 +296,11 @@ def test_a_report_compares_arms_goal_by_goal_and_products_where_they_are_kept_ap
     Path(arms[0]).write_text(json.dumps(other))
     unlike = learning("report", *arms[:2], "--out", str(tmp_path / "unlike"))
     assert re.search(r"\| -25.0 \[[^]]*\], 30 against 40 updates", unlike), "where two are as near, with the later one"
+    assert learning("report", arms[0], arms[0], "--out", str(tmp_path / "twice")).count("| grpo | 0 |") == 1
+    copy = shutil.copy(arms[0], tmp_path / "copy.json")
+    refusal = learning("report", arms[0], str(copy), "--out", str(tmp_path / "twice"), code=2)
+    assert "are both of grpo, seed 0; leave one out" in refusal
+    assert "--out: " in learning("report", arms[0], "--out", arms[1], code=2), "a file is no place for files"
     (tmp_path / "broken.json").write_text("{")
     refusal = learning("report", *arms, str(tmp_path / "broken.json"), "--out", str(tmp_path), code=2)
     assert "broken.json cannot be read as JSON" in refusal

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainers.files import atomic_directory
+from trainers.files import atomic_directory, write_atomically
 from webshop_env.errors import ShopGymError
 
 if TYPE_CHECKING:
@@ -184,7 +184,12 @@ def save_surroundings(
     if config is not None:
         config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    (directory / PROVENANCE).write_text(json.dumps(dict(made), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_provenance(directory, made)
+
+
+def write_provenance(directory: Path, made: Mapping[str, Any]) -> None:
+    """Says beside the weights of a policy how they came about."""
+    write_atomically(directory / PROVENANCE, json.dumps(dict(made), indent=2, sort_keys=True) + "\n")
 
 
 def make_small_policy(

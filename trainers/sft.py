@@ -51,6 +51,7 @@ from trainers.models import (
     save_policy,
     train_tokenizer,
     weights_hash,
+    write_provenance,
 )
 from trainers.ranks import start_ranks, stop_ranks
 from trainers.scoring import Collator, Pairs, TokenScorer, micro_batches_for, require_plain_logits
@@ -303,17 +304,18 @@ def run(settings: SftSettings, command: str) -> dict[str, Any]:
         "device": device.type,
         "figures": figures,
     }
-    if settings.eval_goals:
-        model.load_state_dict(weights)  # what is measured is what is saved
-        evaluation = _evaluate(settings, engine, world, ranks, num_envs)
-        figures["eval_success"], figures["eval_score"] = str(evaluation.success), str(evaluation.score)
-        print(f"eval success {evaluation.success}\neval score   {evaluation.score}")
     with atomic_directory(out) as scratch:
         save_policy(
             scratch, config=model.config, state_dict=weights, tokenizer=tokenizer, made=made, dtype=torch.bfloat16
         )
     size = (out / "model.safetensors").stat().st_size
-    print(f"{out}: {size / 1e6:.1f} MB of weights, {PROVENANCE} beside them")
+    print(f"{out}: {size / 1e6:.1f} MB of weights, {PROVENANCE} beside them", flush=True)
+    if settings.eval_goals:  # minutes, which may be broken off: what was taught is kept by now
+        model.load_state_dict(weights)  # what is measured is what is saved
+        evaluation = _evaluate(settings, engine, world, ranks, num_envs)
+        figures["eval_success"], figures["eval_score"] = str(evaluation.success), str(evaluation.score)
+        write_provenance(out, made)
+        print(f"eval success {evaluation.success}\neval score   {evaluation.score}")
     return made
 
 

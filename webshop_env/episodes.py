@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -174,8 +174,12 @@ def write_episodes(path: Path, episodes: Iterable[Episode]) -> int:
     return count
 
 
-def read_episodes(path: Path) -> Iterator[Episode]:
+def read_episodes(path: Path, *, on_cut: Callable[[], None] = lambda: None) -> Iterator[Episode]:
     """The episodes of a file, in order; a last line that was cut short while it was written is left out.
+
+    Args:
+        path: The file.
+        on_cut: Called where such a line is left out.
 
     Raises:
         ShopGymError: The file cannot be read, or a line is no episode (after the episodes before it).
@@ -189,6 +193,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                     record = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     if not line.endswith("\n"):
+                        on_cut()
                         return
                     raise ShopGymError(f"{path}: line {number}: not JSON: {error}") from None
                 yield read_episode(record, where=f"{path}: line {number}")

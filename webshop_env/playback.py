@@ -276,7 +276,8 @@ def _run_command(options: argparse.Namespace) -> int:
 
 def _verify_command(options: argparse.Namespace) -> int:
     num_steps = num_episodes = num_differing = 0
-    for number, episode in enumerate(read_episodes(options.file), start=1):
+    cut: list[int] = []
+    for number, episode in enumerate(read_episodes(options.file, on_cut=lambda: cut.append(1)), start=1):
         where = f"{options.file}: episode {number}"
         difference = verify(episode, options.data, where=where)
         num_episodes, num_steps = number, num_steps + len(episode.steps)
@@ -284,10 +285,12 @@ def _verify_command(options: argparse.Namespace) -> int:
             num_differing += 1
             say(f"{where} (goal {episode.goal_index}): {difference}")
     if num_episodes == 0:
-        raise ShopGymError(f"{options.file}: holds no episode")
+        raise ShopGymError(f"{options.file}: holds no {'whole ' if cut else ''}episode")
+    if cut:
+        say(f"{options.file}: the last line is cut off; its episode was not played again")
     played = f"{_counted(num_episodes, 'episode')}, {_counted(num_steps, 'step')} played again"
     say(f"{played}, {num_differing} differ{'s' if num_differing == 1 else ''}")
-    return 1 if num_differing else 0
+    return 1 if num_differing or cut else 0
 
 
 def _counted(count: int, noun: str) -> str:
@@ -295,7 +298,8 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _show_command(options: argparse.Namespace) -> int:
-    episodes = read_episodes(options.file)
+    cut: list[int] = []
+    episodes = read_episodes(options.file, on_cut=lambda: cut.append(1))
     if options.episode is not None:
         if options.episode < 1:
             raise ShopGymError(f"--episode counts from 1, got {options.episode}")
@@ -309,7 +313,11 @@ def _show_command(options: argparse.Namespace) -> int:
             print(line)
         shown += 1
     if not shown:
-        raise ShopGymError(f"{options.file}: holds no episode {options.episode or ''}".rstrip())
+        raise ShopGymError(
+            f"{options.file}: holds no {'whole ' if cut else ''}episode {options.episode or ''}".rstrip()
+        )
+    if cut:
+        print(f"\n{options.file}: the last line is cut off; its episode is not shown", file=sys.stderr)
     return 0
 
 

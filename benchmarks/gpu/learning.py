@@ -41,7 +41,7 @@ from paced import PacedUpdates
 
 from trainers import gigpo_fsdp, sft
 from trainers.engines import open_engine
-from trainers.files import write_atomically
+from trainers.files import require_writable, write_atomically
 from trainers.memory import memory_in_use
 from trainers.models import load_model, load_tokenizer
 from trainers.ranks import joined_ranks, set_threads
@@ -357,6 +357,7 @@ def is_same_test(
 
 def print_report(args: argparse.Namespace) -> None:
     """Table and curves of arms, on the screen and as files."""
+    require_writable(args.out, setting="--out")
     text = report(args.files, args.out)
     write_atomically(args.out / "learning.md", text + "\n")
     say(text)

@@ -36,11 +36,20 @@ def read_arms(paths: Sequence[Path]) -> list[Arm]:
     """Files of arms, by name and seed; other JSON files are left out.
 
     Raises:
-        ShopGymError: There is none among them, or one cannot be read.
+        ShopGymError: There is none among them, one cannot be read, or two are of one arm and seed.
     """
-    contents = [_content(path) for path in paths]
-    arms = [content for content in contents if isinstance(content, dict) and content.get("measurements")]
-    arms = [content for content in arms if "arm" in content]
+    contents = {path: _content(path) for path in paths}
+    arms: list[Arm] = []
+    files: dict[tuple[str, int], Path] = {}
+    for path, content in contents.items():
+        if not isinstance(content, dict) or "arm" not in content or not content.get("measurements"):
+            continue
+        other = files.setdefault((content["arm"], content["seed"]), path)
+        if other != path:
+            raise ShopGymError(
+                f"report: {other} and {path} are both of {content['arm']}, seed {content['seed']}; leave one out"
+            )
+        arms.append(content)
     if not arms:
         raise ShopGymError("report: none of the files is an arm's; give those that learning.py arm wrote")
     return sorted(arms, key=lambda arm: (arm["arm"] != MAIN, arm["arm"], arm["seed"]))

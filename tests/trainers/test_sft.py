@@ -100,6 +100,19 @@ def test_what_leaves_nothing_to_imitate_is_named(tmp_path):
         main([*words, "init=embedded", "device=cpu"])
 
 
+def test_what_was_taught_is_kept_when_its_evaluation_is_broken_off(tmp_path, monkeypatch, capsys):
+    def interrupted(*parts):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainers.sft._evaluate", interrupted)
+    words = ["goals=2", "epochs=0.1", "hidden=16", "layers=1", "heads=2", "eval_goals=2", "device=cpu"]
+    with pytest.raises(KeyboardInterrupt):
+        main([*words, f"out={tmp_path / 'p'}"])
+    assert load_model(str(tmp_path / "p")).num_parameters() > 0
+    assert "eval_success" not in json.loads((tmp_path / "p" / "provenance.json").read_text())["figures"]
+    assert "MB of weights" in capsys.readouterr().out
+
+
 def test_a_directory_of_imitation_is_whole_or_not_there(tmp_path, monkeypatch):
     def failing(directory, **parts) -> None:
         (directory / "config.json").write_text("{}")

@@ -192,8 +192,16 @@ def test_a_line_that_was_cut_while_it_was_written_is_left_out(recorded, capsys):
     whole = recorded.read_text()
     recorded.write_text(whole + whole[:500])
     assert len(list(read_episodes(recorded))) == 1
-    recorded.write_text(whole[:500] + "\n" + whole)
     capsys.readouterr()
+    assert main(["verify", str(recorded)]) == 1, "not all of the file was played again"
+    told = capsys.readouterr().out
+    assert "the last line is cut off; its episode was not played again" in told and "1 episode, " in told
+    assert main(["show", str(recorded)]) == 0
+    assert "its episode is not shown" in capsys.readouterr().err
+    recorded.write_text(whole[:500])
+    assert main(["verify", str(recorded)]) == 2
+    assert "holds no whole episode" in capsys.readouterr().err
+    recorded.write_text(whole[:500] + "\n" + whole)
     assert main(["show", str(recorded)]) == 2
     assert "line 1: not JSON" in capsys.readouterr().err
 
