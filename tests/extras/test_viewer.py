@@ -27,6 +27,7 @@ from rollout.engines.scripted import ScriptedPolicy
 from trainers.advantages import AdvantageConfig, with_advantages
 from webshop_env import open_shop
 from webshop_env.episodes import write_episodes
+from webshop_env.errors import ShopGymError
 from webshop_env.playback import Script, record
 from webshop_env.site.app import SiteConfig, create_app
 from webshop_env.site.curves import charts
@@ -290,6 +291,20 @@ def test_damaged_and_foreign_files_are_said_to_be_so(tmp_path, batch):
         answer = client.get(f"/view/episodes?source={name}")
         assert answer.status_code == 404 and message in answer.text, name
         assert str(tmp_path) not in answer.text, "no place of the machine is told"
+
+
+def test_other_parquet_files_are_not_listed_and_no_other_file_is_taken_by_name(tmp_path, batch):
+    save(batch, tmp_path / "rows.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"goal_id": ["a"], "won": [True]}), tmp_path / "results.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "rows.parquet").read_bytes()[:-9])
+    (tmp_path / "empty.parquet").touch()
+    page = create_app(SiteConfig(view=tmp_path)).test_client().get("/view/").text
+    assert "rows.parquet" in page and "results.parquet" not in page
+    assert "cut.parquet" in page and "empty.parquet" in page, "what is damaged is listed, and says so when it is opened"
+    (tmp_path / "notes.md").touch()
+    for name in ("results.parquet", "notes.md"):
+        with pytest.raises(ShopGymError, match=f"{name}: is none of the files that are shown here"):
+            create_app(SiteConfig(view=tmp_path / name))
 
 
 def test_columns_of_other_kinds_are_said_to_be_so(tmp_path, batch):

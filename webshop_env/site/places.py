@@ -16,6 +16,7 @@ MAX_DEPTH = 6
 MAX_FILES = 20_000
 """Entries that are looked at before the list is cut."""
 _HEAD_BYTES = 200
+_MOST_FOOTER_BYTES = 1 << 26
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Places:
         view: What the user named.
 
     Raises:
-        ShopGymError: It is not there.
+        ShopGymError: It is not there, or a file of another kind.
     """
 
     def __init__(self, view: Path) -> None:
@@ -60,6 +61,8 @@ class Places:
         self.only = resolved.name if resolved.is_file() else None
         """The one file that may be seen, where the user named a file."""
         self.root = resolved.parent if self.only else resolved
+        if self.only and (resolved.suffix not in (".parquet", ".jsonl", ".txt") or _is_other_table(resolved)):
+            raise ShopGymError(f"{view}: is none of the files that are shown here; name a rollout or an episode file")
 
     def find(self, place: str) -> Path:
         """The file or directory of a place.
@@ -105,7 +108,7 @@ class Places:
         place = path.relative_to(self.root).as_posix()
         if path.name == "metrics.jsonl":
             found.runs.append(path.parent.relative_to(self.root).as_posix())
-        elif path.suffix == ".parquet":
+        elif path.suffix == ".parquet" and not _is_other_table(path):
             found.rollouts.append(place)
         elif path.suffix == ".jsonl" and _begins_an_episode(path):
             found.playbacks.append(place)
@@ -126,6 +129,23 @@ def _begins_an_episode(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
             return b'"shopgym_episode"' in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+
+
+def _is_other_table(path: Path) -> bool:
+    """Whether it is a whole Parquet file, but no rollout: results of an evaluation, a list of goals.
+
+    The names of columns stand in the file's last part, which this reads without the libraries for such files.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(-8, os.SEEK_END)
+            length, mark = int.from_bytes(file.read(4), "little"), file.read(4)
+            if mark != b"PAR1" or length > _MOST_FOOTER_BYTES:
+                return False
+            file.seek(-8 - length, os.SEEK_END)
+            return b"action_possible" not in file.read(length)
     except OSError:
         return False
 
