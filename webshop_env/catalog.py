@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -26,6 +27,8 @@ from webshop_env.errors import CatalogError
 from webshop_env.json_stream import iter_array, iter_object
 from webshop_env.nouns import NameNouns, read_name_nouns
 from webshop_env.types import Product
+
+_LOG = logging.getLogger(__name__)
 
 Version = Literal["v0", "v1"]
 
@@ -479,16 +482,28 @@ def noun_files(directory: Path, catalogue_hash: str) -> list[Path]:
 def load_nouns(directory: Path, catalogue_hash: str, titles: Mapping[str, str]) -> NameNouns:
     """Nouns of the names of all products, as far as files hold them.
 
+    A damaged file of the cache is left out, with a warning: `data build` makes it again where names need it.
+
     Args:
         directory: The catalogue's.
         catalogue_hash: The catalogue's.
         titles: By asin, as the files spell it: the product's name.
+
+    Raises:
+        CatalogError: The catalogue's own file is none.
     """
     known: dict[str, tuple[str, ...]] = {}
     taggers = []
-    paths = noun_files(directory, catalogue_hash)
-    for path in paths:
-        nouns, tagger = read_name_nouns(path, titles)
+    paths = []
+    for path in noun_files(directory, catalogue_hash):
+        try:
+            nouns, tagger = read_name_nouns(path, titles)
+        except CatalogError as error:
+            if path != noun_cache_file(catalogue_hash):
+                raise
+            _LOG.warning("%s: damaged, its nouns are not used (%s)", path, error.__cause__)
+            continue
+        paths.append(path)
         known |= nouns
         taggers.append(tagger)
     return NameNouns(known, source=noun_source(directory, paths), tagger=" and ".join(dict.fromkeys(taggers)))

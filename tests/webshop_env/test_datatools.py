@@ -173,6 +173,19 @@ def test_build_tags_the_names_that_no_file_holds(folder: Path, capsys):
     assert catalog.nouns.of("Twin Mug") == ("twin", "mug") and catalog.nouns.of("Plain Mug") == ("cup",)
 
 
+def test_a_damaged_noun_file_in_the_cache_is_no_obstacle_and_the_catalogues_own_is(folder: Path, caplog, capsys):
+    path = noun_cache_file(load_catalog(folder).catalogue_hash)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('{"B0')
+    assert BUILD.main([str(folder)]) == 0
+    assert f"{path}: damaged, its nouns are not used" in caplog.text
+    assert load_catalog(folder).nouns.of("Twin Mug") and str(path) not in load_catalog(folder).nouns.source
+    (folder / "name_nouns.json").write_text('{"B0')
+    capsys.readouterr()
+    assert BUILD.main([str(folder)]) == 2
+    assert "name_nouns.json: not an object of asin -> list of nouns" in capsys.readouterr().err
+
+
 def test_build_without_a_tagger_or_a_writable_cache_says_so(folder: Path, tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHOPGYM_CACHE", str(tmp_path / "file"))
