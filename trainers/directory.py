@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,11 @@ def shared_directory(settings: Settings, ranks: Ranks, *, but: Collection[Path] 
     return directory
 
 
-def new_directory(settings: Settings, ranks: Ranks, held: ExitStack) -> Path:
+def new_directory(settings: Settings, ranks: Ranks, held: ExitStack, undo: ExitStack) -> Path:
     """The directory of a new run, locked as `only_writer` does it until `held` ends.
 
-    Of two runs that begin at the same moment one gets it before the other has written anything there.
+    Of two runs that begin at the same moment one gets it before the other has written anything there. Where it had to
+    be made, `undo` takes it away again as long as nothing but the lock is in it.
 
     Raises:
         SettingsError: The one asked for is another process's, or has become a run's; on every rank.
@@ -88,6 +89,7 @@ def new_directory(settings: Settings, ranks: Ranks, held: ExitStack) -> Path:
     in_use: list[Path] = []
     while True:
         directory = shared_directory(settings, ranks, but=in_use)
+        is_made = ranks.is_first and not directory.exists()
         with ExitStack() as locked:
             try:
                 locked.enter_context(only_writer(directory, ranks))
@@ -98,7 +100,15 @@ def new_directory(settings: Settings, ranks: Ranks, held: ExitStack) -> Path:
                 continue
             if shared_directory(settings, ranks, but=in_use) == directory:  # and nobody's run by now
                 held.push(locked.pop_all())
+                if is_made:
+                    undo.callback(_discard, directory)
                 return directory
+
+
+def _discard(directory: Path) -> None:
+    (directory / LOCK).unlink(missing_ok=True)
+    with suppress(OSError):  # something is in it
+        directory.rmdir()
 
 
 def take_directory(directory: Path, settings: Settings, state: RunState) -> None:

@@ -135,7 +135,7 @@ def open_run(settings: Settings, ranks: Ranks, held: ExitStack | None = None) ->
         if resumed or held is None:
             directory = shared_directory(settings, ranks)
         else:
-            directory = new_directory(settings, ranks, held)
+            directory = new_directory(settings, ranks, held, undo)
         boards = open_boards(settings, directory, state.metrics) if ranks.is_first else []
         for board in boards:
             undo.callback(board.close)

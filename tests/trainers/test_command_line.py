@@ -404,22 +404,28 @@ def test_a_catalogue_with_halves_of_surrogate_pairs_is_trained_in(tmp_path, poli
 
 
 def test_of_two_runs_that_begin_at_once_one_writes_to_a_directory(tmp_path, policy, monkeypatch):
-    alone, place = Ranks(0, 1, torch.device("cpu"), None), tmp_path / "here"
+    alone, place = Ranks(0, 1, torch.device("cpu"), None), tmp_path / "run"
     (tmp_path / "called").mkdir()
     monkeypatch.chdir(tmp_path / "called")
     named, unnamed = resolve([f"trainer.output_dir={place}"])[0], resolve(["trainer.experiment_name=mine"])[0]
-    with ExitStack() as first, ExitStack() as second:
-        assert new_directory(named, alone, first) == place
+    with ExitStack() as first, ExitStack() as second, ExitStack() as undo:
+        assert new_directory(named, alone, first, undo) == place
         error = complaint(
             gigpo_fsdp.main, *SMALL, f"actor_rollout_ref.model.path={policy}", f"trainer.output_dir={place}"
         )
         assert f"{place} is being written by another process" in error
         assert [path.name for path in place.iterdir()] == [".lock"], "nothing of the first's is touched"
-        assert new_directory(unnamed, alone, first) == Path("outputs/mine")
-        assert new_directory(unnamed, alone, second) == Path("outputs/mine-2"), "the first has no settings there yet"
+        assert new_directory(unnamed, alone, first, undo) == Path("outputs/mine")
+        assert new_directory(unnamed, alone, second, undo) == Path("outputs/mine-2"), (
+            "the first has no settings there yet"
+        )
+        (Path("outputs/mine") / "settings.yaml").touch()
+    assert not place.exists() and not Path("outputs/mine-2").exists(), "what nobody wrote to is gone"
+    assert Path("outputs/mine/settings.yaml").exists()
+    place.mkdir()
     (place / "settings.yaml").touch()
-    with ExitStack() as third, pytest.raises(SettingsError, match="here holds a run"):
-        new_directory(named, alone, third)
+    with ExitStack() as third, pytest.raises(SettingsError, match="run holds a run"):
+        new_directory(named, alone, third, third)
 
 
 def test_a_directory_that_became_a_runs_while_its_lock_was_waited_for_is_left_alone(tmp_path, monkeypatch):
@@ -435,7 +441,7 @@ def test_a_directory_that_became_a_runs_while_its_lock_was_waited_for_is_left_al
 
     monkeypatch.setattr("trainers.directory.only_writer", after_another)
     with ExitStack() as held:
-        found = new_directory(resolve(["trainer.experiment_name=mine"])[0], alone, held)
+        found = new_directory(resolve(["trainer.experiment_name=mine"])[0], alone, held, held)
     assert found == Path("outputs/mine-2")
 
 
